@@ -1,0 +1,176 @@
+"""The tensors of one step: the one thing that engine, models and layers share. Chapters 03 and 10."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SEGMENT_BIT = 30
+
+
+def encode_segments(ids: np.ndarray, start: int, num_first_segment: int) -> np.ndarray:
+    """Set bit 30 of the ids at positions >= num_first_segment; `ids` begin at position `start`."""
+    second = np.arange(start, start + len(ids)) >= num_first_segment
+    return ids | second.astype(ids.dtype) << SEGMENT_BIT
+
+
+def decode_segments(input_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """input_ids `[T]` -> (clean ids `[T]`, segment ids `[T]`, 0 or 1)."""
+    return input_ids & ~(1 << SEGMENT_BIT), input_ids >> SEGMENT_BIT
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """Host array -> device tensor without a sync.
+
+    A fresh pinned buffer a step: the host allocator reuses it only when the copy from it has ended.
+    """
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+class Slice(NamedTuple):
+    """One sequence's part of a step: n tokens from position `start`, which attend to `key_len` keys."""
+
+    token_ids: np.ndarray  # [n] int32, bit 30 set on a second segment
+    start: int
+    key_len: int
+    block_table: list[int]
+
+
+class Run(NamedTuple):
+    """Neighbouring sequences that plain attention computes in one call; see layers/attention.py, chapter 03.
+
+    `slots` `[count * key_len]` are rows of the flat KV pool (None: the keys of this very step), `mask` is added to
+    the scores (None: nothing to hide, or fresh rows under the model's own causal rule).
+    """
+
+    rows: slice
+    count: int
+    query_len: int
+    key_len: int
+    slots: Tensor | None
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The packed rows of one step, built once by the model runner and read by every layer. Chapters 03 and 10.
+
+    input_ids, positions, slot_mapping: `[T]`; cu_seqlens_q/k: `[B+1]`; block_tables: `[B, M]`. Encoder-only models
+    have no slots and no tables. What decides by length reads the plain ints, never a device tensor.
+    """
+
+    input_ids: Tensor
+    positions: Tensor
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    slot_mapping: Tensor | None
+    block_tables: Tensor | None
+    query_lens: tuple[int, ...]
+    key_lens: tuple[int, ...]
+    block_size: int | None = None
+    host_tables: np.ndarray | None = None  # [B, M], what `runs` looks slots up in
+
+    @classmethod
+    def build(cls, slices: list[Slice], block_size: int | None, device: torch.device) -> "Batch":
+        """Pack the slices, in order; block_size None means that there is no KV cache."""
+        query_lens = tuple(len(part.token_ids) for part in slices)
+        key_lens = tuple(part.key_len for part in slices)
+        starts = np.array([part.start for part in slices])
+        ends = np.cumsum(query_lens)
+        positions = np.arange(ends[-1]) - np.repeat(ends - query_lens - starts, query_lens)
+        tables = slots = None
+        if block_size is not None:
+            tables = pad_tables([part.block_table for part in slices])
+            owners = np.repeat(np.arange(len(slices)), query_lens)
+            slots = slots_of(tables, owners, positions, block_size)
+        host = {
+            "input_ids": np.concatenate([part.token_ids for part in slices]),
+            "positions": positions,
+            "cu_seqlens_q": cumulative(query_lens),
+            "cu_seqlens_k": cumulative(key_lens),
+            "slot_mapping": slots,
+            "block_tables": tables,
+        }
+        return cls(
+            **{name: x if x is None else to_device(x, device) for name, x in host.items()},
+            max_seqlen_q=max(query_lens),
+            max_seqlen_k=max(key_lens),
+            query_lens=query_lens,
+            key_lens=key_lens,
+            block_size=block_size,
+            host_tables=tables,
+        )
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """The sequences grouped for plain attention; made once a step, when the first layer asks."""
+        first_row = [0, *accumulate(self.query_lens)]
+        return tuple(self._run(i, j, first_row[i], first_row[j]) for i, j in self._groups())
+
+    def _groups(self) -> list[tuple[int, int]]:
+        """[i, j) of neighbours with one query length and one key length.
+
+        Decoding sequences may differ by a quarter: a little wasted work, far fewer calls.
+        """
+        groups, i = [], 0
+        for j in range(1, len(self.query_lens) + 1):
+            if j < len(self.query_lens) and self.query_lens[j] == self.query_lens[i]:
+                shortest, longest = sorted((self.key_lens[i], self.key_lens[j]))
+                slack = shortest // 4 + 16 if self._is_cached(i) and self.query_lens[i] == 1 else 0
+                if longest <= shortest + slack and self._is_cached(i) == self._is_cached(j):
+                    continue
+            groups.append((i, j))
+            i = j
+        return groups
+
+    def _is_cached(self, i: int) -> bool:
+        return self.key_lens[i] > self.query_lens[i]
+
+    def _run(self, i: int, j: int, first_row: int, last_row: int) -> Run:
+        query_len, key_len = self.query_lens[i], max(self.key_lens[i:j])
+        fresh = Run(slice(first_row, last_row), j - i, query_len, key_len, None, None)
+        if not self._is_cached(i):
+            return fresh
+        device = self.input_ids.device
+        key_lens = np.array(self.key_lens[i:j])[:, None]
+        keys = np.minimum(np.arange(key_len), key_lens - 1)  # past the end: the sequence's last
+        owners = np.repeat(np.arange(i, j), key_len)
+        slots = slots_of(self.host_tables, owners, keys.reshape(-1), self.block_size)
+        mask = None
+        if query_len > 1 or key_lens.min() < key_len:
+            last_key = key_lens - query_len + np.arange(query_len)  # [count, query_len]
+            if query_len > 1:
+                last_key = last_key[:1]
+            hidden = np.arange(key_len) > last_key[:, None, :, None]
+            mask = to_device(np.where(hidden, np.float32("-inf"), np.float32(0)), device)
+        return fresh._replace(slots=to_device(slots, device), mask=mask)
+
+
+def cumulative(lens: tuple[int, ...]) -> np.ndarray:
+    """(3, 5) -> [0, 3, 8] as int32, flash-attention's cu_seqlens."""
+    return np.array([0, *accumulate(lens)], dtype=np.int32)
+
+
+def pad_tables(tables: list[list[int]]) -> np.ndarray:
+    """Block tables of unequal length -> `[B, M]` int32, padded with block 0, which nothing reads."""
+    padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+    for row, table in zip(padded, tables, strict=True):
+        row[: len(table)] = table
+    return padded
+
+
+def slots_of(
+    tables: np.ndarray, owners: np.ndarray, positions: np.ndarray, block_size: int
+) -> np.ndarray:
+    """The row of the flat KV pool that holds `position` of sequence `owner`."""
+    blocks = tables[owners, positions // block_size].astype(np.int64)
+    return blocks * block_size + positions % block_size

@@ -1,0 +1,284 @@
+"""What a model folder says: the Hugging Face config, and sentence-transformers files old and new.
+
+Reads files and decides nothing: resolve.py weighs what is found here. Chapter 06.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nanopool.multi_vector import MultiVectorConfig, read_multi_vector, stanford_settings
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    Overrides = dict[str, Any] | Callable[[PretrainedConfig], PretrainedConfig] | None
+
+# What the modules after the Transformer may be, and what they make of the backbone.
+KINDS = {
+    "embed": r"Pooling (Dense )*(Normalize )?",
+    "classify": r"LogitScore |Pooling (Dense )+",
+    "splade": r"SpladePooling ",
+    "multi_vector": r"(Dense )*(MultiVectorMask )?(Normalize )?",
+}
+BACKBONES = ("Transformer", "MLMTransformer")
+MODULES = (*BACKBONES, *sorted({*re.findall(r"\w+", " ".join(KINDS.values()))}))
+BACKBONE_FILES = [
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+SETTINGS_FILE = "config_sentence_transformers.json"
+POOLING_TYPES = {"cls": "CLS", "cls_token": "CLS", "mean": "MEAN", "mean_tokens": "MEAN"}
+POOLING_TYPES |= {"lasttoken": "LAST"}
+UNUSED_FILES = ["*.h5", "*.msgpack", "*.onnx", "onnx/*", "openvino/*"]
+
+
+@dataclass(frozen=True)
+class STModule:
+    """One line of modules.json: class name, absolute folder and that folder's config.json."""
+
+    name: str
+    package: str  # "sentence_transformers" or "pylate"
+    path: Path
+    config: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        """The config's name in messages and in `repr(llm)`, such as `1_Pooling/config.json`."""
+        return f"{self.path.name}/config.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model folder, read once by resolve.py; no code of it runs. Chapter 06.
+
+    `root` holds modules.json, `folder` the backbone (the same, or `0_Transformer` in it).
+    """
+
+    root: Path
+    folder: Path
+    hf_config: "PretrainedConfig"
+    is_overridden: bool  # hf_overrides names other architectures than config.json
+    modules: tuple[STModule, ...] | None  # after the backbone; None: no modules.json
+    settings: dict[str, Any]  # config_sentence_transformers.json
+    backbone: dict[str, Any]  # `backbone_file`: sentence_bert_config.json or a sister of it
+    backbone_file: str
+    tokenizer: dict[str, Any]  # tokenizer_config.json
+    generation: dict[str, Any]  # generation_config.json
+
+    @classmethod
+    def open(cls, model: str | Path, hf_overrides: "Overrides" = None) -> "Checkpoint":
+        """Reads a local folder or a hub repository.
+
+        Raises FileNotFoundError where there is neither, ValueError for files not understood.
+        """
+        root = find_folder(model)
+        modules = read_modules(root)
+        folder = root
+        if modules is not None:
+            folder = modules[0].path
+        raw = read_json(folder / "config.json", {})
+        if not raw:
+            raise FileNotFoundError(f"model={str(model)!r}: there is no config.json in {folder}")
+        hf_config = make_config(raw, hf_overrides)
+        found = [name for name in BACKBONE_FILES if (folder / name).is_file()]
+        backbone_file = found[0] if found else BACKBONE_FILES[0]
+        return cls(
+            root,
+            folder,
+            hf_config,
+            is_overridden=hf_config.architectures != raw.get("architectures"),
+            modules=modules and modules[1:],
+            settings=read_json(root / SETTINGS_FILE, {}),
+            backbone=read_json(folder / backbone_file, {}),
+            backbone_file=backbone_file,
+            tokenizer=read_json(folder / "tokenizer_config.json", {}),
+            generation=read_json(folder / "generation_config.json", {}),
+        )
+
+    @property
+    def kind(self) -> str | None:
+        """A key of KINDS; None where the architecture alone says what the model is.
+
+        Raises ValueError for a sequence of modules that is none of them.
+        """
+        if self.modules is None:
+            return None
+        names = "".join(f"{module.name} " for module in self.modules)
+        model_type = self.settings.get("model_type")
+        kinds = ("classify",) if model_type == "CrossEncoder" else ("embed", "classify", "splade")
+        if model_type in ("MultiVectorEncoder", "ColBERT") or "MultiVectorMask" in names:
+            kinds = ("multi_vector",)
+        if any(module.package == "pylate" for module in self.modules):
+            kinds = ("multi_vector",)
+        if not names and kinds != ("multi_vector",):
+            return None
+        found = [kind for kind in kinds if re.fullmatch(KINDS[kind], names)]
+        if not found:
+            raise ValueError(
+                f"{self.root}/modules.json: {names.split()} after the Transformer is none of the "
+                f"sequences that are supported: {'; '.join(KINDS.values())}"
+            )
+        return found[0]
+
+    @property
+    def has_bge_m3_heads(self) -> bool:
+        """Whether the two extra files of BGE-M3 are there."""
+        return all((self.folder / f"{name}_linear.pt").is_file() for name in ("sparse", "colbert"))
+
+    def module(self, name: str) -> STModule | None:
+        """The first module of a class, None where there is none."""
+        return next((module for module in self.modules or () if module.name == name), None)
+
+    def dense_modules(self) -> tuple[STModule, ...]:
+        """The Dense modules, in order. Raises ValueError for one that acts elsewhere or adds x."""
+        wanted = "token_embeddings" if self.kind == "multi_vector" else "sentence_embedding"
+        found = tuple(module for module in self.modules or () if module.name == "Dense")
+        for module in found:
+            source = module.config.get("module_input_name", wanted)
+            if source != wanted or module.config.get("use_residual"):
+                raise ValueError(
+                    f"{module.file}: module_input_name must be {wanted!r} (it is {source!r}) and "
+                    "use_residual is not supported"
+                )
+        return found
+
+    def pooling_type(self) -> tuple[str | None, str]:
+        """(CLS, MEAN or LAST, file). Raises ValueError for a mode that nanopool does not have."""
+        if (pooling := self.module("Pooling")) is None:
+            return None, ""
+        old = [key for key, value in pooling.config.items() if value is True]
+        old = [key.removeprefix("pooling_mode_") for key in old if key.startswith("pooling_mode_")]
+        modes = pooling.config.get("pooling_mode", old or "mean")
+        modes = [modes] if isinstance(modes, str) else modes
+        if len(modes) != 1 or modes[0] not in POOLING_TYPES:
+            raise ValueError(
+                f"{pooling.file}: pooling_mode {' + '.join(modes)} is not supported: change it to "
+                "cls, mean or lasttoken, or pass PoolerConfig(seq_pooling_type=...)"
+            )
+        return POOLING_TYPES[modes[0]], pooling.file
+
+    def normalizes(self) -> tuple[bool | None, str]:
+        """(whether the folder ends in Normalize, file); None where embeddings are not spoken of."""
+        if self.kind not in ("embed", "multi_vector"):
+            return None, ""
+        is_native = self.kind == "embed" or self.settings.get("model_type") == "MultiVectorEncoder"
+        return not is_native or self.module("Normalize") is not None, "modules.json"
+
+    def splade(self) -> tuple[str | None, str]:
+        """("max" or "sum", file) of SpladePooling. Raises ValueError for its other variants."""
+        if (pooling := self.module("SpladePooling")) is None:
+            return None, ""
+        facts = {"pooling_strategy": "max", "activation_function": "relu"} | pooling.config
+        if (
+            facts["pooling_strategy"] not in ("max", "sum")
+            or facts["activation_function"] != "relu"
+        ):
+            raise ValueError(
+                f"{pooling.file}: {pooling.config} is not supported: pooling_strategy must be "
+                "max or sum, activation_function relu"
+            )
+        return facts["pooling_strategy"], pooling.file
+
+    def activation_fn(self) -> tuple[str | None, str]:
+        """(class name, file) of a cross-encoder's activation, from the youngest of its places."""
+        if (name := self.settings.get("activation_fn")) is not None:
+            return name, SETTINGS_FILE
+        old = getattr(self.hf_config, "sbert_ce_default_activation_function", None)
+        nested = getattr(self.hf_config, "sentence_transformers", None) or {}
+        return nested.get("activation_fn", old), "config.json"
+
+    def length_limit(self) -> tuple[int | None, str]:
+        """(tokens, file): `max_seq_length` of old folders, else the tokenizer's limit."""
+        if (limit := self.backbone.get("max_seq_length")) is not None:
+            return limit, self.backbone_file
+        return self.tokenizer.get("model_max_length"), "tokenizer_config.json"
+
+    def multi_vector(self) -> MultiVectorConfig:
+        """How queries and documents of a late-interaction model are encoded."""
+        mask = self.module("MultiVectorMask")
+        settings = self.settings
+        if self.modules is None:
+            settings = stanford_settings(read_json(self.root / "artifact.metadata", {}))
+        return read_multi_vector(settings, self.backbone, mask.config if mask else {})
+
+
+def find_folder(model: str | Path) -> Path:
+    """The folder of a model; a hub repository is downloaded. Raises FileNotFoundError."""
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    message = f"model={str(model)!r} is neither a folder nor a hub repository within reach"
+    if folder.exists() or str(model).count("/") > 1:
+        raise FileNotFoundError(message)
+    import huggingface_hub
+
+    try:
+        return Path(huggingface_hub.snapshot_download(str(model), ignore_patterns=UNUSED_FILES))
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(f"{message}: {error}") from error
+
+
+def read_json(path: Path, default: Any) -> Any:
+    """A JSON file of the type of `default`, which is returned where there is no such file.
+
+    Raises ValueError for anything else.
+    """
+    if not path.is_file():
+        return default
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, type(default)):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not {type(default).__name__}")
+    return content
+
+
+def read_modules(root: Path) -> tuple[STModule, ...] | None:
+    """The modules of modules.json, the Transformer first; None where there is no such file.
+
+    Raises ValueError for a class that is not known and where no Transformer comes first.
+    """
+    if not (root / "modules.json").is_file():
+        return None
+    modules = tuple(read_module(root, entry) for entry in read_json(root / "modules.json", []))
+    if not modules or modules[0].name not in BACKBONES:
+        raise ValueError(f"{root}/modules.json: the first module must be one of {BACKBONES}")
+    return modules
+
+
+def read_module(root: Path, entry: dict[str, str]) -> STModule:
+    """Old and new layouts share the package and the class name at the end of the type.
+
+    Raises ValueError for a class that is not known and for a path that leaves the folder.
+    """
+    kind, folder = entry.get("type", ""), (root / entry.get("path", "")).resolve()
+    package, name = kind.partition(".")[0], kind.rpartition(".")[2]
+    if package not in ("sentence_transformers", "pylate") or name not in MODULES:
+        raise ValueError(
+            f"{root}/modules.json: module type {kind!r} is not supported; known classes of "
+            f"sentence_transformers and pylate: {', '.join(MODULES)}"
+        )
+    if not folder.is_relative_to(root):
+        raise ValueError(f"{root}/modules.json: path {entry['path']!r} leaves the folder")
+    config = {} if name in BACKBONES else read_json(folder / "config.json", {})
+    return STModule(name, package, folder, config)
+
+
+def make_config(raw: dict[str, Any], overrides: "Overrides") -> "PretrainedConfig":
+    """The content of config.json under `hf_overrides`. Raises ValueError for its model_type."""
+    import transformers
+
+    merged = raw | (overrides if isinstance(overrides, dict) else {})
+    model_type = merged.pop("model_type", None)
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise ValueError(
+            f"config.json: model_type={model_type!r} is not known to transformers "
+            f"{transformers.__version__}; hf_overrides={{'model_type': ...}} names another"
+        )
+    config = transformers.AutoConfig.for_model(model_type, **merged)
+    return overrides(config) if callable(overrides) else config

@@ -1,0 +1,42 @@
+"""Checks of what a caller passes: one rule a field, one wording for every message. Chapter 11.
+
+On the ground floor: config.py and pooler/params.py use it.
+"""
+
+from dataclasses import fields
+from typing import Any
+
+
+def check_value(name: str, value: Any, rule: Any) -> None:
+    """Raises ValueError unless `value` is of `rule`: a type, a tuple of choices, a least number.
+
+    A least int takes integers only; a bool is not a number.
+    """
+    if isinstance(rule, tuple):
+        fits, wanted = value in rule, f"one of {', '.join(map(repr, rule))}"
+    elif isinstance(rule, int | float):
+        kinds = int if isinstance(rule, int) else int | float
+        fits = isinstance(value, kinds) and not isinstance(value, bool) and value >= rule
+        wanted = f"{'an integer' if kinds is int else 'a number'} of at least {rule}"
+    else:
+        fits, wanted = isinstance(value, rule), f"a {getattr(rule, '__name__', rule)}"
+    if not fits:
+        raise ValueError(f"{name}={value!r} is not valid: it must be {wanted}")
+
+
+def check_fields(params: Any, rules: dict[str, Any]) -> None:
+    """`check_value` for the fields of a dataclass; None passes where it is the default."""
+    for field in fields(params):
+        value = getattr(params, field.name)
+        if field.name in rules and not (value is None and field.default is None):
+            check_value(field.name, value, rules[field.name])
+
+
+def freeze_ids(params: Any, name: str) -> None:
+    """Turns a field of token ids into a tuple; ValueError unless it lists integers from 0 up."""
+    if (ids := getattr(params, name)) is None:
+        return
+    check_value(name, ids, list | tuple)
+    for value in ids:
+        check_value(name, value, 0)
+    object.__setattr__(params, name, tuple(ids))

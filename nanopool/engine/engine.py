@@ -1,0 +1,101 @@
+"""One rank's engine: requests in, results out, step by step. Chapters 00 and 10."""
+
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from tqdm import tqdm
+
+from nanopool.config import EngineConfig
+from nanopool.engine.block_manager import BlockManager
+from nanopool.engine.model_runner import ModelRunner
+from nanopool.engine.scheduler import Scheduler
+from nanopool.engine.sequence import Request, Sequence
+from nanopool.parallel import TensorParallel
+from nanopool.ranks import ThreadRanks
+from nanopool.resolve import resolve
+
+
+def start_ranks(config: EngineConfig) -> ThreadRanks:
+    """An Engine on every rank."""
+    return ThreadRanks(lambda tp: Engine(config, tp), config.tensor_parallel_size)
+
+
+@dataclass
+class CallResult:
+    """What one call gave on this rank: results by request id, and an error that only rank 0 had. Chapter 10."""
+
+    outputs: dict[str, list[int] | Tensor | None] = field(default_factory=dict)
+    error: Exception | None = None
+
+
+class Engine:
+    """Scheduler and model runner of one rank. Every rank runs the same program on the same requests. Chapter 10.
+
+    Built and called through `ranks.call`. After a failure in the model `reset` drops what was under way.
+    """
+
+    def __init__(self, config: EngineConfig, tp: TensorParallel):
+        self.model_config = resolve(config)
+        self.tp = tp
+        self.runner = ModelRunner(self.model_config, config, tp)
+        blocks = None
+        if not self.model_config.is_encoder_only:
+            blocks = BlockManager(
+                self.runner.num_kv_blocks,
+                self.model_config.block_size,
+                self.model_config.enable_prefix_caching,
+            )
+        self.scheduler = Scheduler(
+            self.model_config.max_num_batched_tokens,
+            config.max_num_seqs,
+            self.model_config.enable_chunked_prefill,
+            blocks,
+        )
+
+    def run(self, waves: Sequences[Sequences[Request]], progress: str | None = None) -> CallResult:
+        """Compute the requests; those of a wave are admitted when the wave before has ended.
+
+        An error of what only rank 0 does (pooling, sampling) is returned, so that all ranks stay in step.
+        """
+        result = CallResult()
+        queries: dict[str, list] = {}
+        total = sum(len(wave) for wave in waves)
+        quiet = progress is None or self.tp.rank > 0
+        with tqdm(total=total, desc=progress, disable=quiet) as bar:
+            for wave in waves:
+                for request in wave:
+                    self.scheduler.add(Sequence(request, queries))
+                while self.scheduler.has_work:
+                    bar.update(self.step(result))
+        return result
+
+    def step(self, result: CallResult) -> int:
+        """Schedule, compute, move on; returns how many requests ended."""
+        scheduled = self.scheduler.schedule()
+        output = self.runner.execute(scheduled)
+        result.error = result.error or output.error
+        finished = self.scheduler.update(scheduled, output.tokens)
+        for seq in finished:
+            result.outputs[seq.request.request_id] = seq.output_ids
+        for (seq, _), pooled in zip(scheduled, output.pooled, strict=True):
+            if pooled is not None:
+                result.outputs[seq.request.request_id] = pooled
+        if output.must_stop:
+            self.scheduler.clear()
+        return len(finished)
+
+    def check(self, request: Request, i: int) -> None:
+        """ValueError that names prompt i when it could never be scheduled."""
+        try:
+            self.scheduler.check(request)
+        except ValueError as error:
+            raise ValueError(f"prompt {i}: {error}") from error
+
+    def pooling_updates(self, task: str) -> dict[str, bool]:
+        """What the pooler of this task needs of PoolingParams."""
+        return self.runner.model.pooler.get_pooling_updates(task)
+
+    def reset(self) -> None:
+        """Drop every sequence and the prefix cache."""
+        self.scheduler.clear()

@@ -1,0 +1,74 @@
+"""How large the KV pool is, and the pool itself. Chapters 03 and 10."""
+
+import torch
+from torch import Tensor
+
+from nanopool.config import EngineConfig, ModelConfig
+from nanopool.parallel import TensorParallel
+
+CPU_POOL_BYTES = 2 * 2**30
+
+
+def kv_cache_shape(config: ModelConfig, tp: TensorParallel, num_blocks: int) -> tuple[int, ...]:
+    """`[2, N, block, max(1, K/R), d]`: keys and values of one decoder layer on one rank."""
+    hf = config.hf_config
+    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+    kv_heads = max(1, hf.num_key_value_heads // tp.size)
+    return 2, num_blocks, config.block_size, kv_heads, head_dim
+
+
+def block_bytes(config: ModelConfig, tp: TensorParallel) -> int:
+    """Bytes of one block over all layers of this rank."""
+    one_layer = torch.Size(kv_cache_shape(config, tp, 1)).numel() * config.dtype.itemsize
+    return one_layer * config.hf_config.num_hidden_layers
+
+
+def blocks_on_cpu(max_num_seqs: int, max_model_len: int, block_size: int, bytes_each: int) -> int:
+    """What the largest batch can use, at most 2 GiB, at least one sequence of the longest length."""
+    per_sequence = -(-max_model_len // block_size)
+    return max(per_sequence, min(max_num_seqs * per_sequence, CPU_POOL_BYTES // bytes_each))
+
+
+def blocks_on_gpu(total: int, free: int, mine: int, utilization: float, bytes_each: int) -> int:
+    """Blocks that fit beside this process's peak use (all in bytes).
+
+    `utilization` is the share of the device that this process may take; what other processes hold is not charged to
+    it, but neither can it be used. ValueError with the numbers when nothing is left.
+    """
+    blocks = int(min(total * utilization - mine, free)) // bytes_each
+    if blocks > 0:
+        return blocks
+    gib = 2**30
+    raise ValueError(
+        f"no memory for KV blocks: gpu_memory_utilization = {utilization} of {total / gib:.1f} GiB, "
+        f"{mine / gib:.1f} GiB used by the model, {free / gib:.1f} GiB free; raise "
+        "gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs"
+    )
+
+
+def count_kv_blocks(
+    config: ModelConfig, engine: EngineConfig, tp: TensorParallel, peak: int
+) -> int:
+    """The pool's size N, the same on every rank: what the caller says, else the least that any rank can hold."""
+    if config.is_encoder_only:
+        return 0
+    if engine.num_kv_blocks is not None:
+        return engine.num_kv_blocks
+    bytes_each = block_bytes(config, tp)
+    if config.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(config.device)
+        blocks = blocks_on_gpu(total, free, peak, engine.gpu_memory_utilization, bytes_each)
+    else:
+        blocks = blocks_on_cpu(
+            engine.max_num_seqs, config.max_model_len, config.block_size, bytes_each
+        )
+    return int(tp.all_gather(torch.tensor([blocks], device=config.device)).min())
+
+
+def allocate_kv_caches(config: ModelConfig, tp: TensorParallel, num_blocks: int) -> list[Tensor]:
+    """One pool a decoder layer; none at all for an encoder-only model."""
+    if config.is_encoder_only:
+        return []
+    shape = kv_cache_shape(config, tp, num_blocks)
+    layers = range(config.hf_config.num_hidden_layers)
+    return [torch.empty(shape, dtype=config.dtype, device=config.device) for _ in layers]

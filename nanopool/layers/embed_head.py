@@ -1,0 +1,53 @@
+"""The two ends of a language model, split over the vocabulary: embedding and LM head. Chapter 01."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanopool.layers.linear import check_size
+from nanopool.parallel import TensorParallel
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rank r holds rows [start, end) of the table; ids of other ranks look up row 0 and are zeroed. Chapter 01.
+
+    The vocabulary V is padded to a multiple of R. The all_reduce adds one real row and R-1 zero rows, so every
+    rank ends with the whole embedding.
+    """
+
+    shard_ids: tuple[str | None, ...] = (None,)
+
+    def __init__(self, vocab_size: int, hidden: int, tp: TensorParallel):
+        super().__init__()
+        self.tp = tp
+        self.vocab_size = vocab_size
+        self.rows = -(-vocab_size // tp.size)
+        self.start, self.end = tp.rank * self.rows, (tp.rank + 1) * self.rows
+        self.weight = nn.Parameter(torch.empty(self.rows, hidden))
+
+    def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
+        """Copy this rank's rows of a `[V, D]` table; the padding rows become zero."""
+        check_size(loaded.size(0), self.vocab_size)
+        rows = max(0, min(self.end, self.vocab_size) - self.start)
+        if rows:
+            param.data[:rows].copy_(loaded.narrow(0, self.start, rows))
+        param.data[rows:].zero_()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.tp.size == 1:
+            return F.embedding(ids, self.weight)  # [T] -> [T, D]
+        mask = (ids >= self.start) & (ids < self.end)
+        local = (ids - self.start) * mask
+        rows = F.embedding(local, self.weight) * mask.unsqueeze(-1)  # [T] -> [T, D]
+        return self.tp.all_reduce(rows)
+
+
+class ParallelLMHead(VocabParallelEmbedding):
+    """The same split used the other way: each rank scores its part of the vocabulary, all_gather joins. Chapter 01.
+
+    A tied head shares the embedding's parameter itself.
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = F.linear(hidden, self.weight)  # [B, D] -> [B, V/R]
+        return self.tp.all_gather(logits)[..., : self.vocab_size]  # [B, V]

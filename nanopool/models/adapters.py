@@ -1,0 +1,358 @@
+"""Heads and poolers around a backbone: what makes a Qwen3 a generator, an embedder or a reranker. Chapter 06."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nanopool.batch import Batch
+from nanopool.config import ModelConfig
+from nanopool.layers.activation import get_activation, load_activation
+from nanopool.layers.embed_head import ParallelLMHead
+from nanopool.layers.norm import LayerNorm
+from nanopool.models.loader import rename
+from nanopool.parallel import TensorParallel
+from nanopool.pooler.heads import ClassifierHead, EmbeddingHead, RowMap, get_classifier_activation
+from nanopool.pooler.late_interaction import LateInteractionPooler
+
+from nanopool.pooler.poolers import DispatchPooler, Head, Pooler, SequencePooler, TokenPooler
+from nanopool.pooler.special import (
+    ConcatPooler,
+    RowFilter,
+    SpladePooler,
+    without_ends,
+    without_skipped,
+)
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Adapter(nn.Module):
+    """A backbone as `model`, heads beside it, and what the loader must know of their names. Chapter 06.
+
+    `name_map`: parts of a checkpoint's name -> (ours, shard id). `copies`: a tensor that a second parameter needs
+    too. `ignored`: parts that mark tensors which this model does not use.
+    """
+
+    ignored: tuple[str, ...] = ("position_ids", "rotary_emb")
+
+    def __init__(self, backbone: nn.Module, config: ModelConfig):
+        super().__init__()
+        self.model = backbone
+        self.name_map = dict(backbone.name_map)
+        self.copies: dict[str, str] = {}
+
+    def forward(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
+        return self.model(batch, kv_caches)  # [T, D]
+
+    def tie_weights(self) -> None:
+        """Share parameters that are one tensor; called once they have storage."""
+
+    def extra_files(self, config: ModelConfig) -> dict[str, Path]:
+        """Weights that lie beside the backbone's: prefix -> file or folder."""
+        return {}
+
+    def targets(self, name: str) -> Iterator[tuple[str, str | None]]:
+        """The (parameter, shard)s that a checkpoint's tensor is for."""
+        yield rename(name, self.name_map)
+        if name in self.copies:
+            yield self.copies[name], None
+
+    def checkpoint_name(self, target: str, shard: str | None) -> str:
+        """The inverse of `targets`, for messages."""
+        for source, copy in self.copies.items():
+            if copy == target:
+                return source
+        for old, (new, shard_id) in self.name_map.items():
+            if shard_id == shard and (shard or new in target) and old not in ("gamma", "beta"):
+                target = target.replace(new, old)
+        return target.removeprefix("model.")
+
+
+class CausalLM(Adapter):
+    """The generator: logits of the rows that the runner picks. Chapters 01 and 04."""
+
+    def __init__(
+        self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, shapes: Shapes
+    ):
+        super().__init__(backbone, config)
+        hf = config.hf_config
+        self.tied = hf.tie_word_embeddings
+        self.lm_head = ParallelLMHead(hf.vocab_size, hf.hidden_size, tp)
+        if self.tied:
+            self.ignored = (*self.ignored, "lm_head")
+
+    def tie_weights(self) -> None:
+        if self.tied:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.lm_head(hidden)  # [B, D] -> [B, V]
+
+
+class Dense(nn.Linear):
+    """One sentence-transformers Dense module: a linear map and an activation. Chapter 14."""
+
+    def __init__(self, settings: dict):
+        super().__init__(
+            settings["in_features"], settings["out_features"], bias=settings.get("bias", True)
+        )
+        self.act = load_activation(
+            settings.get("activation_function", "torch.nn.modules.activation.Tanh")
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(super().forward(x))
+
+
+class PoolingAdapter(Adapter):
+    """What all pooling adapters share: the folder's Dense modules as `project`, and a pooler. Chapters 14 and 15."""
+
+    ignored = (*Adapter.ignored, "lm_head", "pooler", "cls")
+
+    def __init__(
+        self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, shapes: Shapes
+    ):
+        super().__init__(backbone, config)
+        folders = [module for module in config.modules if module.name == "Dense"]
+        self.dense = nn.ModuleDict({m.path.name: Dense(m.config) for m in folders})
+        self.dense_files = {f"dense.{m.path.name}": m.path for m in folders}
+        for name in self.dense:
+            self.name_map |= {f"{name}.{old}": (name, None) for old in ("linear", "dense")}
+        poolers = self.build_poolers(config, shapes)
+        self.pooler = DispatchPooler({task: poolers[task] for task in config.spec.tasks})
+
+    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+        """A pooler for each task that this adapter knows; the heads are made here too."""
+        raise NotImplementedError
+
+    def extra_files(self, config: ModelConfig) -> dict[str, Path]:
+        return self.dense_files
+
+    def project(self, rows: Tensor) -> Tensor:
+        for dense in self.dense.values():
+            rows = dense(rows)
+        return rows
+
+
+def embedding_poolers(
+    config: ModelConfig, project: RowMap | None, project_tokens: RowMap | None
+) -> dict[str, Pooler]:
+    """`embed` and `token_embed`: pooled or single rows, projected and normalised."""
+    dtype, pooling = config.head_dtype, config.pooler
+    tokens = TokenPooler(
+        "token_embed", pooling.tok_pooling_type, EmbeddingHead(dtype, project_tokens)
+    )
+    if config.multi_vector is not None:
+        tokens = RowFilter(tokens, without_skipped)
+    head = EmbeddingHead(dtype, project)
+    return {
+        "embed": SequencePooler("embed", pooling.seq_pooling_type, head),
+        "token_embed": late_interaction(tokens, config),
+    }
+
+
+def late_interaction(tokens: Pooler, config: ModelConfig) -> Pooler:
+    return LateInteractionPooler(tokens, config.device, config.pooler.enable_flash_late_interaction)
+
+
+def classifier_head(config: ModelConfig, classifier: RowMap | None) -> Head:
+    """A classifier with the activation and calibration that the folder and the user say."""
+    return ClassifierHead(
+        config.head_dtype,
+        classifier,
+        get_classifier_activation(config.activation),
+        config.pooler.logit_mean,
+        config.pooler.logit_sigma,
+    )
+
+
+class EmbeddingModel(PoolingAdapter):
+    """Any backbone as an embedder. Chapters 14 and 15."""
+
+    ignored = (*PoolingAdapter.ignored, "classifier", "score")
+
+    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+        return embedding_poolers(config, self.project, self.project)
+
+
+class TanhPoolingModel(PoolingAdapter):
+    """BERT's own pooler as an embedding: tanh(dense(CLS)), not normalised. Chapter 05."""
+
+    ignored = (*Adapter.ignored, "lm_head", "cls", "classifier")
+
+    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+        D = config.hf_config.hidden_size
+        self.pooler_dense = nn.Linear(D, D)
+        self.name_map["pooler.dense"] = ("pooler_dense", None)
+        return embedding_poolers(config, lambda rows: self.pooler_dense(rows).tanh(), None)
+
+
+class ColBERTModel(PoolingAdapter):
+    """A linear map of every row to a small vector (arXiv 2004.12832). Chapter 17."""
+
+    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+        name = "linear" if "linear.weight" in shapes else "colbert_linear"
+        E = shapes.get(f"{name}.weight", (config.embedding_size or 128,))[0]
+        self.linear = nn.Linear(config.hf_config.hidden_size, E, bias=False)
+        self.name_map[name] = ("linear", None)
+        return embedding_poolers(config, None, self.linear)
+
+
+class LMHeadRows(nn.Linear):
+    """A classifier cut out of an LM head: rows `plus`, less row `minus`, in float32. Chapter 17.
+
+    sigmoid(h (W_yes - W_no)) is the softmax over (no, yes) at yes: a reranker that is a language model.
+    """
+
+    def __init__(self, hidden: int, plus: tuple[int, ...], minus: int | None):
+        super().__init__(hidden, len(plus), bias=False)
+        self.plus, self.minus = list(plus), minus
+
+    def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
+        rows = loaded[self.plus].float()  # [L, D]
+        param.data.copy_(rows if self.minus is None else rows - loaded[self.minus].float())
+
+
+class ClassificationModel(PoolingAdapter):
+    """`classify` and `token_classify`: cross-encoders, classifiers, rerankers. Chapters 14 and 17."""
+
+    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+        classify, classify_tokens = self.build_classifier(config, shapes)
+        pooling = config.pooler
+        return DispatchPooler.for_seq_cls(
+            pooling.seq_pooling_type,
+            classifier_head(config, classify),
+            classifier_head(config, classify_tokens),
+        ).poolers
+
+    def build_classifier(self, config: ModelConfig, shapes: Shapes) -> tuple[RowMap, RowMap]:
+        """The maps from pooled rows and from single rows to logits."""
+        hf, spec = config.hf_config, config.spec
+        if self.dense:
+            return self.project, self.project
+        if config.classifier_rows is not None:
+            self.classifier = LMHeadRows(hf.hidden_size, *config.classifier_rows)
+            if hf.tie_word_embeddings:
+                self.copies["embed_tokens.weight"] = "classifier.weight"
+            else:
+                self.name_map["lm_head"] = ("classifier", None)
+            return self.classifier, self.classifier
+        self.name_map[spec.classifier_name] = ("classifier", None)
+        has_bias = f"{spec.classifier_name}.bias" in shapes or spec.dense_name is not None
+        self.classifier = nn.Linear(hf.hidden_size, config.num_labels, bias=has_bias)
+        if spec.dense_name is None:
+            return self.classifier, self.classifier
+        self.name_map = {spec.dense_name: ("dense_layer", None)} | self.name_map
+        self.dense_layer = nn.Linear(hf.hidden_size, hf.hidden_size)
+        per_token = self.classify_pooled if spec.classifies_tokens_with_dense else self.classifier
+        return self.classify_pooled, per_token
+
+    def classify_pooled(self, rows: Tensor) -> Tensor:
+        """tanh belongs to the head, not to the activation: `use_activation=False` keeps it."""
+        return self.classifier(self.dense_layer(rows).tanh())
+
+
+class TokenClassificationModel(PoolingAdapter):
+    """`token_classify` with a linear classifier: named entities. Chapter 13."""
+
+    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+        self.name_map["score"] = ("classifier", None)
+        has_bias = bool({"classifier.bias", "score.bias"} & shapes.keys())
+        self.classifier = nn.Linear(config.hf_config.hidden_size, config.num_labels, bias=has_bias)
+        head = classifier_head(config, self.classifier)
+        return {
+            "token_classify": TokenPooler("token_classify", config.pooler.tok_pooling_type, head)
+        }
+
+
+class RewardModel(PoolingAdapter):
+    """A two-layer score for every token, or for the tokens that close a step. Chapter 13."""
+
+    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+        D = config.hf_config.hidden_size
+        self.score = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, config.num_labels))
+        head = classifier_head(config, self.score)
+        return {
+            "token_classify": TokenPooler("token_classify", config.pooler.tok_pooling_type, head)
+        }
+
+
+class MLMHead(nn.Module):
+    """Rows to vocabulary logits: dense, activation, LayerNorm, decoder. Used by SPLADE; chapter 16."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        hf = config.hf_config
+        self.dense = nn.Linear(hf.hidden_size, hf.hidden_size)
+        self.act = get_activation(hf.hidden_act)
+        self.LayerNorm = LayerNorm(hf.hidden_size, hf.layer_norm_eps)
+        self.decoder = nn.Linear(hf.hidden_size, hf.vocab_size)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.decoder(self.LayerNorm(self.act(self.dense(rows))))  # [n, D] -> [n, V]
+
+
+class MaskedLM(PoolingAdapter):
+    """SPLADE as `embed`, hidden rows as `token_embed`, vocabulary logits as `token_classify`. Chapter 16."""
+
+    ignored = (*Adapter.ignored, "pooler", "cls.seq_relationship")
+
+    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+        self.mlm_head = MLMHead(config)
+        self._map_names(config.hf_config.tie_word_embeddings, shapes)
+        head = classifier_head(config, self.mlm_head)
+        return {
+            "embed": SpladePooler(self.mlm_head, config.hf_config.vocab_size, config.splade),
+            "token_embed": embedding_poolers(config, None, None)["token_embed"],
+            "token_classify": TokenPooler("token_classify", "ALL", head),
+        }
+
+    def _map_names(self, tied: bool, shapes: Shapes) -> None:
+        """BERT's and RoBERTa's names of one head; its bias has two, and files may hold both."""
+        heads = ("cls.predictions", "lm_head")
+        unused = [f"{head}.bias" for head in heads if f"{head}.decoder.bias" in shapes]
+        if tied:
+            unused += [f"{head}.decoder.weight" for head in heads]
+            self.copies["embeddings.word_embeddings.weight"] = "mlm_head.decoder.weight"
+        self.ignored = (*self.ignored, *unused)
+        self.name_map = {
+            **{name: ("unused", None) for name in unused},
+            "cls.predictions.transform": ("mlm_head", None),
+            "cls.predictions": ("mlm_head", None),
+            "lm_head": ("mlm_head", None),
+            "layer_norm": ("LayerNorm", None),
+            "mlm_head.bias": ("mlm_head.decoder.bias", None),
+            **self.name_map,
+        }
+
+
+class BgeM3Model(PoolingAdapter):
+    """Dense, sparse and multi-vector outputs of one pass (BGE-M3, arXiv 2402.03216). Chapter 16."""
+
+    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+        hf, dtype = config.hf_config, config.head_dtype
+        self.sparse_linear = nn.Linear(hf.hidden_size, 1)
+        self.colbert_linear = nn.Linear(hf.hidden_size, hf.hidden_size)
+        poolers = embedding_poolers(config, None, None)
+        rows = TokenPooler("token_embed", "ALL", EmbeddingHead(dtype, self.colbert_linear))
+        weights = TokenPooler(
+            "token_classify", "ALL", ClassifierHead(dtype, self.sparse_weights, F.relu)
+        )
+        sparse = RowFilter(weights, without_ends(hf.bos_token_id, hf.eos_token_id))
+        tokens = late_interaction(RowFilter(rows, without_ends(hf.bos_token_id, None)), config)
+        joined = ConcatPooler(poolers["embed"], sparse, "embed&token_classify")
+        return poolers | {
+            "token_embed": tokens,
+            "token_classify": sparse,
+            "embed&token_classify": joined,
+        }
+
+    def sparse_weights(self, rows: Tensor) -> Tensor:
+        return self.sparse_linear(rows).squeeze(-1)  # [n, D] -> [n]
+
+    def extra_files(self, config: ModelConfig) -> dict[str, Path]:
+        names = ("sparse_linear", "colbert_linear")
+        return {name: config.folder / f"{name}.pt" for name in names}
