@@ -1,4 +1,7 @@
-"""The tensors of one step: the one thing that engine, models and layers share. Chapters 03 and 10."""
+"""The tensors of one step:
+
+The one thing that engine, models and layers share. Chapters 03 and 10.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,7 +38,9 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 class Slice(NamedTuple):
-    """One sequence's part of a step: n tokens from position `start`, which attend to `key_len` keys."""
+    """One sequence's part of a step:
+    n tokens from position `start`, which attend to `key_len` keys.
+    """
 
     token_ids: np.ndarray  # [n] int32, bit 30 set on a second segment
     start: int
@@ -44,10 +49,13 @@ class Slice(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Neighbouring sequences that plain attention computes in one call; see layers/attention.py, chapter 03.
+    """Neighbouring sequences that plain attention computes in one call
 
-    `slots` `[count * key_len]` are rows of the flat KV pool (None: the keys of this very step), `mask` is added to
-    the scores (None: nothing to hide, or fresh rows under the model's own causal rule).
+    see layers/attention.py, chapter 03.
+
+    `slots` `[count * key_len]` are rows of the flat KV pool (None: the keys of this very step),
+    `mask` is added to the scores (None: nothing to hide, or fresh rows under the model's own causal
+    rule).
     """
 
     rows: slice
@@ -60,10 +68,13 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """The packed rows of one step, built once by the model runner and read by every layer. Chapters 03 and 10.
+    """The packed rows of one step, built once by the model runner and read by every layer.
 
-    input_ids, positions, slot_mapping: `[T]`; cu_seqlens_q/k: `[B+1]`; block_tables: `[B, M]`. Encoder-only models
-    have no slots and no tables. What decides by length reads the plain ints, never a device tensor.
+    Chapters 03 and 10.
+
+    input_ids, positions, slot_mapping: `[T]`; cu_seqlens_q/k: `[B+1]`; block_tables: `[B, M]`.
+    Encoder-only models have no slots and no tables. What decides by length reads the plain ints,
+    never a device tensor.
     """
 
     input_ids: Tensor
@@ -112,7 +123,10 @@ class Batch:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The sequences grouped for plain attention; made once a step, when the first layer asks."""
+        """The sequences grouped for plain attention.
+
+        Made once a step, when the first layer asks.
+        """
         first_row = [0, *accumulate(self.query_lens)]
         return tuple(self._run(i, j, first_row[i], first_row[j]) for i, j in self._groups())
 
@@ -161,7 +175,7 @@ def cumulative(lens: tuple[int, ...]) -> np.ndarray:
 
 
 def pad_tables(tables: list[list[int]]) -> np.ndarray:
-    """Block tables of unequal length -> `[B, M]` int32, padded with block 0, which nothing reads."""
+    """Block tables of unequal length -> `[B, M]` int32, padded with 0, which nothing reads."""
     padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
     for row, table in zip(padded, tables, strict=True):
         row[: len(table)] = table

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanopool.checks import check_value
 from nanopool.multi_vector import MultiVectorConfig, read_multi_vector, stanford_settings
 
 if TYPE_CHECKING:
@@ -43,12 +44,8 @@ class STModule:
     name: str
     package: str  # "sentence_transformers" or "pylate"
     path: Path
+    file: str  # the config's name in messages, such as `1_Pooling/config.json`
     config: dict[str, Any]
-
-    @property
-    def file(self) -> str:
-        """The config's name in messages and in `repr(llm)`, such as `1_Pooling/config.json`."""
-        return f"{self.path.name}/config.json"
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,6 @@ class Checkpoint:
     settings: dict[str, Any]  # config_sentence_transformers.json
     backbone: dict[str, Any]  # `backbone_file`: sentence_bert_config.json or a sister of it
     backbone_file: str
-    tokenizer: dict[str, Any]  # tokenizer_config.json
-    generation: dict[str, Any]  # generation_config.json
 
     @classmethod
     def open(cls, model: str | Path, hf_overrides: "Overrides" = None) -> "Checkpoint":
@@ -77,27 +72,16 @@ class Checkpoint:
         """
         root = find_folder(model)
         modules = read_modules(root)
-        folder = root
-        if modules is not None:
-            folder = modules[0].path
-        raw = read_json(folder / "config.json", {})
-        if not raw:
+        folder = modules[0].path if modules else root
+        if not (raw := read_json(folder / "config.json")):
             raise FileNotFoundError(f"model={str(model)!r}: there is no config.json in {folder}")
-        hf_config = make_config(raw, hf_overrides)
+        config = make_config(raw, hf_overrides)
+        is_overridden = config.architectures != raw.get("architectures")
+        settings = read_json(root / SETTINGS_FILE)
         found = [name for name in BACKBONE_FILES if (folder / name).is_file()]
-        backbone_file = found[0] if found else BACKBONE_FILES[0]
-        return cls(
-            root,
-            folder,
-            hf_config,
-            is_overridden=hf_config.architectures != raw.get("architectures"),
-            modules=modules and modules[1:],
-            settings=read_json(root / SETTINGS_FILE, {}),
-            backbone=read_json(folder / backbone_file, {}),
-            backbone_file=backbone_file,
-            tokenizer=read_json(folder / "tokenizer_config.json", {}),
-            generation=read_json(folder / "generation_config.json", {}),
-        )
+        file = (*found, BACKBONE_FILES[0])[0]
+        backbone, modules = read_json(folder / file), modules and modules[1:]
+        return cls(root, folder, config, is_overridden, modules, settings, backbone, file)
 
     @property
     def kind(self) -> str | None:
@@ -108,14 +92,14 @@ class Checkpoint:
         if self.modules is None:
             return None
         names = "".join(f"{module.name} " for module in self.modules)
-        model_type = self.settings.get("model_type")
-        kinds = ("classify",) if model_type == "CrossEncoder" else ("embed", "classify", "splade")
-        if model_type in ("MultiVectorEncoder", "ColBERT") or "MultiVectorMask" in names:
-            kinds = ("multi_vector",)
-        if any(module.package == "pylate" for module in self.modules):
-            kinds = ("multi_vector",)
-        if not names and kinds != ("multi_vector",):
+        model_type, packages = self.settings.get("model_type"), {m.package for m in self.modules}
+        kinds = ["embed", "classify", "splade"]
+        if model_type in ("MultiVectorEncoder", "ColBERT") or "pylate" in packages:
+            kinds = ["multi_vector"]
+        elif not names:
             return None
+        elif model_type == "CrossEncoder":
+            kinds = ["classify"]
         found = [kind for kind in kinds if re.fullmatch(KINDS[kind], names)]
         if not found:
             raise ValueError(
@@ -138,13 +122,16 @@ class Checkpoint:
         wanted = "token_embeddings" if self.kind == "multi_vector" else "sentence_embedding"
         found = tuple(module for module in self.modules or () if module.name == "Dense")
         for module in found:
-            source = module.config.get("module_input_name", wanted)
-            if source != wanted or module.config.get("use_residual"):
-                raise ValueError(
-                    f"{module.file}: module_input_name must be {wanted!r} (it is {source!r}) and "
-                    "use_residual is not supported"
-                )
+            facts = {"module_input_name": wanted, "use_residual": False} | module.config
+            for name, value in (("module_input_name", wanted), ("use_residual", False)):
+                check_value(f"{module.file}: {name}", facts[name], (value,))
         return found
+
+    @property
+    def include_prompt(self) -> bool:
+        """Whether pooling counts the rows of a prompt prefix."""
+        pooling = self.module("Pooling")
+        return pooling is None or pooling.config.get("include_prompt", True)
 
     def pooling_type(self) -> tuple[str | None, str]:
         """(CLS, MEAN or LAST, file). Raises ValueError for a mode that nanopool does not have."""
@@ -173,14 +160,11 @@ class Checkpoint:
         if (pooling := self.module("SpladePooling")) is None:
             return None, ""
         facts = {"pooling_strategy": "max", "activation_function": "relu"} | pooling.config
-        if (
-            facts["pooling_strategy"] not in ("max", "sum")
-            or facts["activation_function"] != "relu"
+        for name, values in (
+            ("pooling_strategy", ("max", "sum")),
+            ("activation_function", ("relu",)),
         ):
-            raise ValueError(
-                f"{pooling.file}: {pooling.config} is not supported: pooling_strategy must be "
-                "max or sum, activation_function relu"
-            )
+            check_value(f"{pooling.file}: {name}", facts[name], values)
         return facts["pooling_strategy"], pooling.file
 
     def activation_fn(self) -> tuple[str | None, str]:
@@ -195,14 +179,15 @@ class Checkpoint:
         """(tokens, file): `max_seq_length` of old folders, else the tokenizer's limit."""
         if (limit := self.backbone.get("max_seq_length")) is not None:
             return limit, self.backbone_file
-        return self.tokenizer.get("model_max_length"), "tokenizer_config.json"
+        file = "tokenizer_config.json"
+        return read_json(self.folder / file).get("model_max_length"), file
 
     def multi_vector(self) -> MultiVectorConfig:
         """How queries and documents of a late-interaction model are encoded."""
         mask = self.module("MultiVectorMask")
         settings = self.settings
         if self.modules is None:
-            settings = stanford_settings(read_json(self.root / "artifact.metadata", {}))
+            settings = stanford_settings(read_json(self.root / "artifact.metadata"))
         return read_multi_vector(settings, self.backbone, mask.config if mask else {})
 
 
@@ -222,19 +207,15 @@ def find_folder(model: str | Path) -> Path:
         raise FileNotFoundError(f"{message}: {error}") from error
 
 
-def read_json(path: Path, default: Any) -> Any:
-    """A JSON file of the type of `default`, which is returned where there is no such file.
-
-    Raises ValueError for anything else.
-    """
+def read_json(path: Path, kind: type = dict) -> Any:
+    """A JSON file that holds a `kind`, an empty one where there is no such file; ValueError."""
     if not path.is_file():
-        return default
+        return kind()
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(content, type(default)):
-        raise ValueError(f"{path} holds a {type(content).__name__}, not {type(default).__name__}")
+    check_value(f"{path}: content", content, kind)
     return content
 
 
@@ -245,7 +226,7 @@ def read_modules(root: Path) -> tuple[STModule, ...] | None:
     """
     if not (root / "modules.json").is_file():
         return None
-    modules = tuple(read_module(root, entry) for entry in read_json(root / "modules.json", []))
+    modules = tuple(read_module(root, entry) for entry in read_json(root / "modules.json", list))
     if not modules or modules[0].name not in BACKBONES:
         raise ValueError(f"{root}/modules.json: the first module must be one of {BACKBONES}")
     return modules
@@ -265,8 +246,8 @@ def read_module(root: Path, entry: dict[str, str]) -> STModule:
         )
     if not folder.is_relative_to(root):
         raise ValueError(f"{root}/modules.json: path {entry['path']!r} leaves the folder")
-    config = {} if name in BACKBONES else read_json(folder / "config.json", {})
-    return STModule(name, package, folder, config)
+    config = {} if name in BACKBONES else read_json(folder / "config.json")
+    return STModule(name, package, folder, f"{folder.name}/config.json", config)
 
 
 def make_config(raw: dict[str, Any], overrides: "Overrides") -> "PretrainedConfig":

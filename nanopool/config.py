@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from nanopool.checks import check_fields, check_value, freeze_ids
-from nanopool.pooler.params import PoolerConfig
+from nanopool.pooler.params import SEQ_POOLING_TYPES, CommonParams
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -31,7 +31,7 @@ DTYPES = {
 
 def to_dtype(name: str, value: str | torch.dtype) -> torch.dtype:
     """A dtype given by itself or by name. Raises ValueError naming the argument `name`."""
-    check_value(name, value, (*DTYPES, *DTYPES.values()))
+    check_value(name, value, (*DTYPES, *{*DTYPES.values()}))
     return DTYPES.get(value, value)
 
 
@@ -56,6 +56,39 @@ class SamplingParams:
         freeze_ids(self, "stop_token_ids")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p}: it must be above 0 and at most 1 (1 is off)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolerConfig(CommonParams):
+    """What the caller says about the model's pooler and, after `resolve`, what holds. Chapter 11.
+
+    `pooling_type` is a shortcut that moves into `seq_pooling_type` or `tok_pooling_type`.
+    Raises ValueError for unknown or removed names and for a `logit_sigma` of 0.
+    """
+
+    pooling_type: str | None = None
+    seq_pooling_type: str | None = None
+    tok_pooling_type: str | None = None
+    logit_mean: float | None = None
+    logit_sigma: float | None = None
+    enable_chunked_processing: bool = False
+    max_embed_len: int | None = None
+    enable_flash_late_interaction: bool = True
+
+    def __post_init__(self, normalize: Any, softmax: Any):
+        super().__post_init__(normalize, softmax)
+        if self.logit_sigma == 0:
+            raise ValueError("logit_sigma=0 would divide by zero: use None to leave logits as is")
+        if self.pooling_type is None:
+            return
+        if self.seq_pooling_type or self.tok_pooling_type:
+            raise ValueError(
+                f"pooling_type={self.pooling_type!r} is a shortcut: give it alone, or use "
+                "seq_pooling_type and tok_pooling_type"
+            )
+        target = "seq" if self.pooling_type in SEQ_POOLING_TYPES else "tok"
+        object.__setattr__(self, f"{target}_pooling_type", self.pooling_type)
+        object.__setattr__(self, "pooling_type", None)
 
 
 @dataclass(frozen=True)
@@ -103,7 +136,7 @@ ENGINE_RULES = {
     "pooler_config": PoolerConfig,
     "hf_overrides": dict | Callable,
     "tokenizer": str | Path,
-    "dtype": ("auto", *DTYPES, *DTYPES.values()),
+    "dtype": ("auto", *DTYPES, *{*DTYPES.values()}),
     "device": str | torch.device,
     "gpu_memory_utilization": 0.0,
     "tp_backend": ("thread", "process"),
@@ -141,7 +174,7 @@ class ModelConfig:
     activation: str  # a class of torch.nn, or "classify": sigmoid for one label, else softmax
     classifier_rows: tuple[tuple[int, ...], int | None] | None = None  # of the LM head: (+, -)
     modules: "tuple[STModule, ...]" = ()  # the Dense modules, in order
-    embedding_size: int | None = None  # None: the projection's weight knows it
+    embedding_size: int = 0
     matryoshka: bool = False
     matryoshka_dimensions: tuple[int, ...] | None = None
     splade: str | None = None  # "max" or "sum" over the tokens

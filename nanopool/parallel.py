@@ -3,6 +3,7 @@
 import pickle
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+TURN = timedelta(seconds=0.1)
+TIMEOUT = timedelta(hours=1)
 
 
 class TensorParallel(ABC):
@@ -141,3 +144,119 @@ def run_threads(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]
 def simulate(fn: Callable[[TensorParallel], T], size: int) -> list[T]:
     """Runs fn(tp) on `size` ranks that are threads of this process; results by rank."""
     return run_threads(fn, LocalGroup(size))
+
+
+class RankLost(RuntimeError):
+    """Another rank ended without saying why."""
+
+
+class DistTP(TensorParallel):
+    """A rank that is a process: gloo for CPU tensors and objects, NCCL for CUDA (chapter 02).
+
+    Its groups meet in `store` and are not torch's default group, so that a process can hold many.
+    `find_lost` is asked while waiting, and returns an error when it knows of a rank that has ended.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: dist.Store,
+        find_lost: Callable[[], RankLost | None] = lambda: None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.store = store
+        self.find_lost = find_lost
+        store.set(f"rank {rank}", b"here")
+        while not store.check([f"rank {other}" for other in range(size)]):
+            self.check()
+            time.sleep(0.01)
+        self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, TIMEOUT)
+
+    @cached_property
+    def nccl(self) -> dist.ProcessGroup:
+        """Made with the first CUDA tensor, on the current device."""
+        store = dist.PrefixStore("nccl", self.store)
+        group = dist.ProcessGroupNCCL(store, self.rank, self.size, TIMEOUT)
+        threading.Thread(target=self._abort_after_failure, args=(group,), daemon=True).start()
+        return group
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        self._wait(self._group(x).allreduce([total]), x.is_cuda)
+        return total
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self._wait(self._group(x).allgather([parts], [x]), x.is_cuda)
+        return torch.cat(parts, dim)
+
+    def broadcast(self, value: Any) -> Any:
+        data = bytearray(pickle.dumps(value) if self.rank == 0 else b"")
+        length = torch.tensor([len(data)])
+        self._wait(self.gloo.broadcast(length, 0))
+        data = data or bytearray(length.item())
+        self._wait(self.gloo.broadcast(torch.frombuffer(data, dtype=torch.uint8), 0))
+        return value if self.rank == 0 else pickle.loads(data)
+
+    def barrier(self) -> None:
+        self._wait(self.gloo.barrier())
+
+    def check(self) -> None:
+        """Raises the error of the rank that failed first, if one did."""
+        lost = self.find_lost()  # before the report is read: a rank reports first, then ends
+        if self.store.check(["failure"]):
+            raise pickle.loads(self.store.get("failure"))
+        if lost:
+            raise lost
+
+    def _group(self, x: Tensor) -> dist.ProcessGroup:
+        return self.nccl if x.is_cuda else self.gloo
+
+    def _wait(self, work: dist.Work, on_stream: bool = False) -> None:
+        """Waits in short turns, so that Ctrl-C and a failed rank are noticed; a stream queues."""
+        if on_stream:
+            work.wait()
+            return
+        turns_after_failure = 20
+        while turns_after_failure:
+            try:
+                work.wait(TURN)
+                return
+            except RuntimeError as error:
+                reason = error
+            self.check()
+            if work.is_completed():  # a connection broke: which rank failed is soon known
+                turns_after_failure -= 1
+                time.sleep(TURN.total_seconds())
+        raise RankLost(f"rank {self.rank} lost its connection to another rank") from reason
+
+    def _abort_after_failure(self, group: dist.ProcessGroup) -> None:
+        """A thread's work: frees the stream of this rank, which would wait for the failed one."""
+        try:
+            while True:
+                self.check()
+                time.sleep(1)
+        except BaseException:
+            group.abort()
+
+
+def report_failure(store: dist.Store, rank: int, error: BaseException) -> None:
+    """Tells the other ranks why this one fails; they raise the error that was reported first."""
+    if isinstance(error, RankLost) or store.add("failures", 1) > 1:
+        return
+    note = f"raised on rank {rank}:\n{''.join(traceback.format_exception(error))}"
+    portable = error if survives_pickle(error) else RuntimeError(repr(error))
+    portable.add_note(note)
+    store.set("failure", pickle.dumps(portable))
+
+
+def survives_pickle(value: Any) -> bool:
+    """Whether another process can read the value."""
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:
+        return False
+    return True

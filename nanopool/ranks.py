@@ -1,45 +1,212 @@
-"""The ranks of one LLM: the same target on every rank, called as one.
+"""The ranks of one LLM: the same target on every rank, called as if it were one.
 
-A target is what `build(tp)` returns: the Engine, or any object whose methods every rank calls with
-the same arguments. `ThreadRanks`, `ProcessRanks` and `TorchrunRanks` have one interface: `call`,
-`target` (this process's rank, rank 0 except under torchrun) and `shutdown`.
+A target is what `build(tp)` returns: an Engine, or in tests any object whose methods every rank can
+call with the same arguments.
 """
 
-from collections.abc import Callable
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from nanopool.parallel import LocalGroup, SingleTP, TensorParallel, run_threads
+from nanopool.parallel import (
+    DistTP,
+    LocalGroup,
+    RankLost,
+    SingleTP,
+    TensorParallel,
+    report_failure,
+    run_threads,
+)
 
 Build = Callable[[TensorParallel], Any]
 
 
-class ThreadRanks:
-    """Ranks that are threads of this process; one rank needs no thread at all."""
+class Ranks(ABC):
+    """What the LLM holds (chapter 02); `target` is this process's own, None after `shutdown`."""
+
+    target: Any = None
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Runs a method on every rank's target; returns what this process's own returns.
+
+        Raises the error of the rank that failed first, and RuntimeError after `shutdown`.
+        """
+        if self.target is None:
+            raise RuntimeError("this LLM is shut down: make a new one")
+        with self._running():
+            return self._call(method, args)
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Around everything that ranks do together."""
+        try:
+            with torch.inference_mode():
+                yield
+        except BaseException as error:
+            self._failed(error)
+            raise
+
+    @abstractmethod
+    def _call(self, method: str, args: tuple) -> Any:
+        """Runs the method on every rank."""
+
+    @abstractmethod
+    def _failed(self, error: BaseException) -> None:
+        """Brings the ranks into a state in which the next call is right, or refused."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Ends the ranks; a second time does nothing."""
+
+
+class ThreadRanks(Ranks):
+    """Ranks that are threads of this process. After a failed call they are ready for the next."""
 
     def __init__(self, build: Build, size: int) -> None:
         self.group = LocalGroup(size)
-        self.targets = self._run(build)
+        self.targets: list[Any] = []
+        with self._running():
+            self.targets = self._run(build)
         self.target = self.targets[0]
 
-    def call(self, method: str, *args: Any) -> Any:
-        """Runs a method on every rank's target; returns what rank 0's returns.
-
-        After an error every target is reset, and the next call works.
-        """
-        try:
-            return self._run(lambda tp: getattr(self.targets[tp.rank], method)(*args))[0]
-        except BaseException:
-            for target in self.targets:
-                target.reset()
-            raise
-
     def _run(self, fn: Build) -> list[Any]:
-        if self.group.size > 1:
-            return run_threads(fn, self.group)
-        with torch.inference_mode():
-            return [fn(SingleTP())]
+        return run_threads(fn, self.group) if self.group.size > 1 else [fn(SingleTP())]
+
+    def _call(self, method: str, args: tuple) -> Any:
+        return self._run(lambda tp: getattr(self.targets[tp.rank], method)(*args))[0]
+
+    def _failed(self, error: BaseException) -> None:
+        for target in self.targets:
+            target.reset()
 
     def shutdown(self) -> None:
-        """Nothing outlives a call here."""
+        self.target = None
+        self.targets = []
+
+
+class ProcessRanks(Ranks):
+    """Ranks that are processes: this one is rank 0, the others run nanopool/worker.py.
+
+    A worker gets the pickled `build` and then the calls through its stdin, and ends when that
+    closes. A failed call, Ctrl-C too, ends them all: nothing frees a rank from a collective.
+    """
+
+    def __init__(self, build: Build, size: int) -> None:
+        folder = TemporaryDirectory(prefix="nanopool-", ignore_cleanup_errors=True)
+        path = str(Path(folder.name, "store"))
+        self.workers: list[subprocess.Popen] = []
+        self._end = weakref.finalize(self, end_workers, self.workers, folder)
+        with self._running():
+            for rank in range(1, size):
+                self.workers.append(start_worker(rank, size, path))
+            self._send(build)
+            store = dist.FileStore(path, size)
+            self.tp = DistTP(0, size, store, partial(find_lost, self.workers))
+            self.target = build(self.tp)
+            self.tp.barrier()
+
+    def _send(self, message: Any) -> None:
+        frame = pickle.dumps(message)
+        for worker in self.workers:
+            with suppress(OSError):  # it has ended: waiting for it tells why
+                pickle.dump(frame, worker.stdin)
+                worker.stdin.flush()
+
+    def _call(self, method: str, args: tuple) -> Any:
+        self._send((method, args))
+        result = getattr(self.target, method)(*args)
+        self.tp.barrier()  # a worker's late error belongs to this call
+        return result
+
+    def _failed(self, error: BaseException) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        self._end()
+        self.target = self.tp = None
+
+
+class TorchrunRanks(Ranks):
+    """The processes that torchrun started, on one machine or many: this one is one of them.
+
+    Every rank makes the same calls, and all of them run with rank 0's arguments.
+    """
+
+    def __init__(self, build: Build, size: int) -> None:
+        store, rank, world_size = next(dist.rendezvous("env://"))
+        if size not in (1, world_size):
+            raise ValueError(
+                f"tensor_parallel_size={size}, but torchrun started {world_size} processes: "
+                "leave the argument out or start as many"
+            )
+        number = store.add(f"nanopool/{rank}", 1)  # of this LLM, the same on every rank
+        self.tp = DistTP(rank, world_size, dist.PrefixStore(f"nanopool/{number}", store))
+        with self._running():
+            self.target = build(self.tp)
+            self.tp.barrier()
+
+    def _call(self, method: str, args: tuple) -> Any:
+        method, args = self.tp.broadcast((method, args))
+        result = getattr(self.target, method)(*args)
+        self.tp.barrier()
+        return result
+
+    def _failed(self, error: BaseException) -> None:
+        report_failure(self.tp.store, self.tp.rank, error)
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        self.target = self.tp = None
+
+
+def start_worker(rank: int, size: int, path: str) -> subprocess.Popen:
+    """A process that imports what this one can and takes its share of the cores.
+
+    Its session is its own, since Ctrl-C is rank 0's to handle.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path),
+        "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // size)),
+    }
+    command = [sys.executable, "-u", "-m", "nanopool.worker", str(rank), str(size), path]
+    stderr = 2
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=stderr, env=environment, start_new_session=True
+    )
+
+
+def find_lost(workers: list[subprocess.Popen]) -> RankLost | None:
+    """An error that names the workers which have ended; none does so while the pipe is open."""
+    ended = [
+        f"rank {rank} (process {worker.pid}) ended with exit code {worker.returncode}"
+        for rank, worker in enumerate(workers, start=1)
+        if worker.poll() is not None
+    ]
+    return RankLost("; ".join(ended)) if ended else None
+
+
+def end_workers(workers: list[subprocess.Popen], folder: TemporaryDirectory) -> None:
+    """Closes the pipes, which ends the workers, and kills those that do not hear it."""
+    for worker in workers:
+        with suppress(OSError):
+            worker.stdin.close()
+    for worker in workers:
+        try:
+            worker.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait()
+    folder.cleanup()

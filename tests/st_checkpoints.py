@@ -67,10 +67,9 @@ def age(folder: Path) -> None:
     edit_json(folder / "sentence_bert_config.json", max_seq_length=limit, do_lower_case=False)
     backbone_limit = read_json(folder / "config.json")["max_position_embeddings"]
     edit_json(folder / "tokenizer_config.json", model_max_length=backbone_limit)
-    version = {"sentence_transformers": "2.7.0", "transformers": "4.41.0", "pytorch": "2.3.0"}
-    drop = ("similarity_fn_name",)
-    if backbone["transformer_task"] == "feature-extraction":
-        drop += ("model_type",)
+    sparse = backbone["transformer_task"] == "fill-mask"
+    version = {"sentence_transformers": "5.1.0" if sparse else "2.7.0", "transformers": "4.51.3"}
+    drop = ("similarity_fn_name",) if sparse else ("similarity_fn_name", "model_type")
     edit_json(folder / "config_sentence_transformers.json", drop=drop, __version__=version)
     old_config(folder)
 
@@ -78,9 +77,9 @@ def age(folder: Path) -> None:
 def age_pooling(config: Path) -> None:
     """1_Pooling/config.json with one flag per mode."""
     new = read_json(config)
-    flags = {flag: mode in new["pooling_mode"] for mode, flag in POOLING_FLAGS.items()}
-    if isinstance(new["pooling_mode"], str):
-        flags = {flag: mode == new["pooling_mode"] for mode, flag in POOLING_FLAGS.items()}
+    modes = new["pooling_mode"]
+    modes = [modes] if isinstance(modes, str) else modes
+    flags = {flag: mode in modes for mode, flag in POOLING_FLAGS.items()}
     old = {"word_embedding_dimension": new["embedding_dimension"], **flags}
     config.write_text(json.dumps(old | {"include_prompt": new["include_prompt"]}, indent=2))
 
@@ -155,6 +154,7 @@ def sentence_transformer(
 
 def save(model, folder: Path, base: Path, layout: str) -> Path:
     """Saves the model, removes the `base` that it was made from, ages it if asked."""
+    assert layout in ("new", "old"), layout
     model.save(str(folder), create_model_card=False)
     for file in base.iterdir():
         file.unlink()

@@ -12,17 +12,21 @@ Key = tuple[int, bytes]
 
 @dataclass
 class Block:
-    """One page of the KV pool: how many sequences hold it, and the prefix it is published under. Chapter 08."""
+    """One page of the KV pool:
+    how many sequences hold it, and the prefix it is published under. Chapter 08.
+    """
 
     ref_count: int = 0
     key: Key | None = None
 
 
 class BlockManager:
-    """Free blocks in LRU order, reference counts, and a prefix cache without hashes. Owned by the Scheduler; chapter 08.
+    """Free blocks in LRU order, reference counts, and a prefix cache without hashes.
 
-    A full block is known by (content number of the block before it, its tokens). Numbers are never reused, so an
-    entry can neither be stale nor collide. vLLM and nano-vllm chain hashes instead.
+    Owned by the Scheduler; chapter 08.
+
+    A full block is known by (content number of the block before it, its tokens). Numbers are never
+    reused, so an entry can neither be stale nor collide. vLLM and nano-vllm chain hashes instead.
     """
 
     def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool):
@@ -37,7 +41,9 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def find_prefix(self, seq: Sequence) -> list[tuple[int, int]]:
-        """(block, content) of the longest cached prefix: whole blocks, at least one token left to compute."""
+        """(block, content) of the longest cached prefix:
+        whole blocks, at least one token left to compute.
+        """
         hits: list[tuple[int, int]] = []
         if not (self.enable_prefix_caching and seq.request.reads_prefix_cache):
             return hits
@@ -51,7 +57,10 @@ class BlockManager:
         return hits
 
     def admit(self, seq: Sequence, hits: list[tuple[int, int]], num_tokens: int) -> bool:
-        """Give a waiting sequence its cached blocks and room up to num_tokens; False (nothing changed) if too few."""
+        """Give a waiting sequence its cached blocks and room up to num_tokens.
+
+        False (nothing changed) if too few.
+        """
         needed = self.num_blocks_for(num_tokens) - len(hits)
         idle_hits = sum(self.blocks[block].ref_count == 0 for block, _ in hits)
         if needed > len(self.free) - idle_hits:
@@ -66,7 +75,10 @@ class BlockManager:
         return True
 
     def grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Give a running sequence room up to num_tokens; False (nothing changed) if the pool has too few blocks."""
+        """Give a running sequence room up to num_tokens.
+
+        False (nothing changed) if the pool has too few blocks.
+        """
         needed = self.num_blocks_for(num_tokens) - len(seq.block_table)
         if needed > len(self.free):
             return False
@@ -77,8 +89,9 @@ class BlockManager:
     def _publish(self, seq: Sequence, num_tokens: int) -> None:
         """Enter the blocks that this step fills into the cache, as soon as it is scheduled.
 
-        Every layer stores all rows of a step before any attends, so a neighbour in the same step may read them. Of
-        two equal blocks the first is published; both sequences go on under its content number.
+        Every layer stores all rows of a step before any attends, so a neighbour in the same step
+        may read them. Of two equal blocks the first is published; both sequences go on under its
+        content number.
         """
         if not self.enable_prefix_caching:
             return
@@ -91,7 +104,7 @@ class BlockManager:
             seq.contents.append(self.cached[key][1])
 
     def release(self, seq: Sequence) -> None:
-        """Take a sequence's blocks back, the last first, so that the end of a prefix is reused before its start."""
+        """Take a sequence's blocks back, the last first: the end of a prefix is reused before its start."""
         for block in reversed(seq.block_table):
             self.blocks[block].ref_count -= 1
             if self.blocks[block].ref_count == 0:

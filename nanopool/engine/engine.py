@@ -23,16 +23,21 @@ def start_ranks(config: EngineConfig) -> ThreadRanks:
 
 @dataclass
 class CallResult:
-    """What one call gave on this rank: results by request id, and an error that only rank 0 had. Chapter 10."""
+    """What one call gave on this rank:
+    results by request id, and an error that only rank 0 had. Chapter 10.
+    """
 
     outputs: dict[str, list[int] | Tensor | None] = field(default_factory=dict)
     error: Exception | None = None
 
 
 class Engine:
-    """Scheduler and model runner of one rank. Every rank runs the same program on the same requests. Chapter 10.
+    """Scheduler and model runner of one rank.
 
-    Built and called through `ranks.call`. After a failure in the model `reset` drops what was under way.
+    Every rank runs the same program on the same requests. Chapter 10.
+
+    Built and called through `ranks.call`. After a failure in the model `reset` drops what was under
+    way.
     """
 
     def __init__(self, config: EngineConfig, tp: TensorParallel):
@@ -56,7 +61,8 @@ class Engine:
     def run(self, waves: Sequences[Sequences[Request]], progress: str | None = None) -> CallResult:
         """Compute the requests; those of a wave are admitted when the wave before has ended.
 
-        An error of what only rank 0 does (pooling, sampling) is returned, so that all ranks stay in step.
+        An error of what only rank 0 does (pooling, sampling) is returned, so that all ranks stay in
+        step.
         """
         result = CallResult()
         queries: dict[str, list] = {}

@@ -9,11 +9,14 @@ Scheduled = list[tuple[Sequence, int]]
 
 
 class Scheduler:
-    """The waiting and the running sequences; called by the Engine, the same on every rank. Chapter 09.
+    """The waiting and the running sequences
 
-    There is no prefill phase and no decode phase: a step gives each sequence some tokens until its computed tokens
-    catch up with its known ones. Decisions read lengths only, so that every rank reaches the same schedule.
-    `block_manager` is None for encoder-only models, which own no KV cache.
+    called by the Engine, the same on every rank. Chapter 09.
+
+    There is no prefill phase and no decode phase: a step gives each sequence some tokens until its
+    computed tokens catch up with its known ones. Decisions read lengths only, so that every rank
+    reaches the same schedule. `block_manager` is None for encoder-only models, which own no KV
+    cache.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Scheduler:
         if needed > len(self.block_manager.blocks):
             raise ValueError(
                 f"a prompt of {prompt} tokens and max_tokens = {request.max_new_tokens} need "
-                f"{needed} KV blocks of {self.block_manager.block_size} tokens, but num_kv_blocks = "
+                f"{needed} blocks of {self.block_manager.block_size} tokens, but num_kv_blocks = "
                 f"{len(self.block_manager.blocks)}; raise num_kv_blocks, or shorten the request"
             )
 
@@ -106,7 +109,10 @@ class Scheduler:
             budget -= n
 
     def _admit(self, seq: Sequence, budget: int) -> int | None:
-        """Blocks for a first piece of a waiting sequence; None when budget or blocks do not allow it."""
+        """Blocks for a first piece of a waiting sequence.
+
+        None when budget or blocks do not allow it.
+        """
         hits = self.block_manager.find_prefix(seq) if self.block_manager else []
         cached = len(hits) * self.block_manager.block_size if hits else 0
         wanted = seq.num_tokens - cached
@@ -118,11 +124,16 @@ class Scheduler:
         return n
 
     def _may_cut(self, seq: Sequence) -> bool:
-        """Whether a prompt may be computed in pieces; a preempted one that outgrew the budget must be."""
+        """Whether a prompt may be computed in pieces.
+
+        A preempted one that outgrew the budget must be.
+        """
         return self.enable_chunked_prefill or seq.num_tokens > self.max_num_batched_tokens
 
     def update(self, scheduled: Scheduled, tokens: list[int | None]) -> list[Sequence]:
-        """Move the scheduled sequences on by their tokens (None: nothing sampled); return those that ended."""
+        """Move the scheduled sequences on by their tokens (None:
+        nothing sampled); return those that ended.
+        """
         for (seq, n), token in zip(scheduled, tokens, strict=True):
             seq.num_computed_tokens += n
             if token is not None:

@@ -1,4 +1,7 @@
-"""Attention over packed rows with a paged KV cache: one function, backends by what the machine has. Chapter 03."""
+"""Attention over packed rows with a paged KV cache.
+
+One function, backends by what the machine has. Chapter 03.
+"""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,7 +14,10 @@ from nanopool.batch import Batch, Run
 
 
 class Attention(nn.Module):
-    """Scores and mixes one layer's heads; holds no weight. Called by every attention block; chapter 03."""
+    """Scores and mixes one layer's heads.
+
+    Holds no weight. Called by every attention block; chapter 03.
+    """
 
     def __init__(self, head_dim: int, causal: bool):
         super().__init__()
@@ -19,7 +25,10 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, kv_cache: Tensor | None):
-        """q `[T, H, d]`, k and v `[T, K, d]` -> `[T, H * d]`; new keys and values are stored before any row attends."""
+        """q `[T, H, d]`, k and v `[T, K, d]` -> `[T, H * d]`.
+
+        New keys and values are stored before any row attends.
+        """
         if kv_cache is not None:
             store_kvcache(k, v, kv_cache, batch.slot_mapping)
         out = varlen_attention(q, k, v, batch, self.causal, self.scale, kv_cache)
@@ -37,8 +46,9 @@ def varlen_attention(
 ) -> Tensor:
     """q `[T, H, d]`, k and v `[T, K, d]`, kv_cache `[2, N, block, K, d]` -> `[T, H, d]`.
 
-    Each sequence attends to its own keys only; causal rows see keys up to their own position (mask aligned to the
-    lower right). flash-attention's varlen call on CUDA in half precision, PyTorch's SDPA elsewhere.
+    Each sequence attends to its own keys only; causal rows see keys up to their own position (mask
+    aligned to the lower right). flash-attention's varlen call on CUDA in half precision, PyTorch's
+    SDPA elsewhere.
     """
     backend = select_backend(q.device.type, q.dtype)
     return backend(q, k, v, batch, causal, scale, kv_cache)
@@ -71,7 +81,10 @@ def sdpa_attention(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, run: Run, causal: bool, scale: float, kv_cache: Tensor | None
 ) -> Tensor:
-    """One run: `count` sequences of `query_len` rows each against `key_len` keys -> `[count * query_len, H, d]`."""
+    """One run:
+    `count` sequences of `query_len` rows each against `key_len` keys -> `[count * query_len, H,
+    d]`.
+    """
     H, K, d = q.size(1), k.size(1), q.size(2)
     shape = (run.count, run.query_len)
     q = q[run.rows].unflatten(0, shape).transpose(1, 2)  # [count, H, query_len, d]
@@ -92,13 +105,16 @@ def attend(
 
 
 def gather(pool: Tensor, run: Run) -> Tensor:
-    """pool `[N, block, K, d]` -> the run's keys (or values) `[count, key_len, K, d]`, through their slots."""
+    """A run's keys or values through their slots: pool `[N, block, K, d]` -> `[count, key_len, K, d]`."""
     rows = pool.flatten(2).flatten(0, 1).index_select(0, run.slots)
     return rows.view(run.count, run.key_len, *pool.shape[2:])
 
 
 def store_kvcache(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write k and v `[T, K, d]` to their slots of kv_cache `[2, N, block, K, d]`; slot -1 writes nothing."""
+    """Write k and v `[T, K, d]` to their slots of kv_cache `[2, N, block, K, d]`.
+
+    Slot -1 writes nothing.
+    """
     if k.is_cuda:
         from nanopool.layers.store_kvcache import store_kvcache_triton
 

@@ -1,4 +1,7 @@
-"""The two ends of a language model, split over the vocabulary: embedding and LM head. Chapter 01."""
+"""The two ends of a language model, split over the vocabulary.
+
+Embedding and LM head. Chapter 01.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -9,10 +12,12 @@ from nanopool.parallel import TensorParallel
 
 
 class VocabParallelEmbedding(nn.Module):
-    """Rank r holds rows [start, end) of the table; ids of other ranks look up row 0 and are zeroed. Chapter 01.
+    """Rank r holds rows [start, end) of the table
 
-    The vocabulary V is padded to a multiple of R. The all_reduce adds one real row and R-1 zero rows, so every
-    rank ends with the whole embedding.
+    ids of other ranks look up row 0 and are zeroed. Chapter 01.
+
+    The vocabulary V is padded to a multiple of R. The all_reduce adds one real row and R-1 zero
+    rows, so every rank ends with the whole embedding.
     """
 
     shard_ids: tuple[str | None, ...] = (None,)
@@ -43,7 +48,8 @@ class VocabParallelEmbedding(nn.Module):
 
 
 class ParallelLMHead(VocabParallelEmbedding):
-    """The same split used the other way: each rank scores its part of the vocabulary, all_gather joins. Chapter 01.
+    """The same split used the other way:
+    each rank scores its part of the vocabulary, all_gather joins. Chapter 01.
 
     A tied head shares the embedding's parameter itself.
     """

@@ -1,4 +1,7 @@
-"""Linear layers whose weights are split over tensor-parallel ranks (Megatron-LM, arXiv 1909.08053). Chapter 02."""
+"""Linear layers whose weights are split over tensor-parallel ranks (Megatron-LM, arXiv 1909.08053).
+
+Chapter 02.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -18,16 +21,20 @@ def divide(total: int, parts: int, what: str) -> int:
 
 
 def check_size(found: int, expected: int) -> None:
-    """ValueError when a checkpoint's tensor is not as long as the config says; the loader adds the names."""
+    """ValueError when a checkpoint's tensor is not as long as the config says.
+
+    The loader adds the names.
+    """
     if found != expected:
         raise ValueError(f"found {found} where the config says {expected}")
 
 
 class ParallelLinear(nn.Module):
-    """What every split linear layer has: this rank's weight, perhaps a bias, and where its shards come from.
+    """What every split linear layer has:
+    this rank's weight, perhaps a bias, and where its shards come from.
 
-    A parameter is filled shard by shard: `shard_ids` names the checkpoint tensors that make it up (one unnamed
-    tensor, or "q", "k", "v"), and `weight_loader` copies one of them to its place.
+    A parameter is filled shard by shard: `shard_ids` names the checkpoint tensors that make it up
+    (one unnamed tensor, or "q", "k", "v"), and `weight_loader` copies one of them to its place.
     """
 
     shard_ids: tuple[str | None, ...] = (None,)
@@ -43,7 +50,8 @@ class ParallelLinear(nn.Module):
 
 
 class MergedColumnParallelLinear(ParallelLinear):
-    """Several column-parallel products as one matrix: gate and up of an MLP. No communication; chapter 02.
+    """Several column-parallel products as one matrix:
+    gate and up of an MLP. No communication; chapter 02.
 
     Rank r holds rows [r * n/R, (r+1) * n/R) of each part, one part below the other.
     """
@@ -118,7 +126,9 @@ class QKVParallelLinear(MergedColumnParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """Input features split over ranks: partial sums are added by all_reduce, the bias once, after it. Chapter 02."""
+    """Input features split over ranks:
+    partial sums are added by all_reduce, the bias once, after it. Chapter 02.
+    """
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, tp: TensorParallel, what: str

@@ -8,9 +8,11 @@ from nanopool.config import SamplingParams
 
 
 def sample(logits: Tensor, params: list[SamplingParams], seeds: list[tuple[int, ...]]) -> list[int]:
-    """logits `[B, V]` -> one token a row: the largest logit at temperature 0, else a draw from the filtered softmax.
+    """logits `[B, V]` -> one token a row:
+    the largest logit at temperature 0, else a draw from the filtered softmax.
 
-    Each row draws with a generator of its own, made from its seed, so that neighbours never change a sample.
+    Each row draws with a generator of its own, made from its seed, so that neighbours never change
+    a sample.
     """
     tokens = logits.argmax(-1).tolist()
     rows = [i for i, p in enumerate(params) if p.temperature > 0]

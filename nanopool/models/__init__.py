@@ -1,8 +1,11 @@
-"""The table of architectures: what each model class declares about itself, without importing a model.
+"""The table of architectures:
 
-A Hugging Face architecture name is a family and a suffix (`Qwen2` + `ForTokenClassification`). The family says which
-backbone runs and how it attends; the suffix says which head and pooler stand on it. `spec_for` joins the two, so a
-new family brings every suffix with it. Chapter 06 reads this table.
+what each model class declares about itself, without importing a model.
+
+A Hugging Face architecture name is a family and a suffix (`Qwen2` + `ForTokenClassification`). The
+family says which backbone runs and how it attends; the suffix says which head and pooler stand on
+it. `spec_for` joins the two, so a new family brings every suffix with it. Chapter 06 reads this
+table.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +14,9 @@ from importlib import import_module
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model declares: read by resolve.py (runner, tasks, defaults), by the loader and by `load_class`."""
+    """What a model declares:
+    read by resolve.py (runner, tasks, defaults), by the loader and by `load_class`.
+    """
 
     architecture: str
     backbone: str  # "module:Class" inside nanopool.models
@@ -36,8 +41,6 @@ class ModelSpec:
     classifies_tokens_with_dense: bool = False
 
 
-EMBED, CLASSIFY = ("embed", "token_embed"), ("classify", "token_classify")
-
 FAMILIES = {
     "Qwen3": ModelSpec("", "qwen3:Qwen3Model", qk_norm=True),
     "Qwen2": ModelSpec("", "qwen3:Qwen3Model", qkv_bias=True),
@@ -60,43 +63,34 @@ FAMILIES["Roberta"] = FAMILIES["XLMRoberta"] = replace(
     classifies_tokens_with_dense=True,
 )
 
-POOLING = {"runner": "pooling"}
+
+def pooling(adapter: str, *tasks: str, **facts) -> dict:
+    """What a suffix adds to a family's spec."""
+    return {"runner": "pooling", "adapter": adapter, "tasks": tasks, **facts}
+
+
+EMBED, CLASSIFY = ("embed", "token_embed"), ("classify", "token_classify")
+REWARD = ("RewardModel", "token_classify")
+EXTRA_0 = 151651  # the step token of Qwen2.5-Math-PRM
 SUFFIXES = {
     "ForCausalLM": {},
-    "ForMaskedLM": POOLING | {"adapter": "MaskedLM", "tasks": (*EMBED, "token_classify")},
-    "ForTextEncoding": POOLING | {"adapter": "EmbeddingModel", "tasks": EMBED},
-    "EmbeddingModel": POOLING | {"adapter": "EmbeddingModel", "tasks": EMBED},
-    "ForSequenceClassification": POOLING | {"adapter": "ClassificationModel", "tasks": CLASSIFY},
-    "ForTokenClassification": POOLING
-    | {"adapter": "TokenClassificationModel", "tasks": CLASSIFY[1:]},
-    "ForProcessRewardModel": POOLING
-    | {
-        "adapter": "RewardModel",
-        "tasks": CLASSIFY[1:],
-        "tok_pooling_type": "STEP",
-        "num_labels": 2,
-        "step_tag_id": 151651,  # <extra_0> of Qwen2.5-Math-PRM
-    },
-    "ForRewardModel": POOLING
-    | {
-        "adapter": "RewardModel",
-        "tasks": CLASSIFY[1:],
-        "use_activation": False,
-        "num_labels": 1,
-    },
-    "ForRewardModeling": POOLING | {"adapter": "EmbeddingModel", "tasks": EMBED},
-    "PoolingModel": POOLING
-    | {"adapter": "TanhPoolingModel", "tasks": EMBED, "use_activation": False},
-    "Model": POOLING | {"adapter": "EmbeddingModel", "tasks": EMBED},
-}
-
-NAMED = {
-    "BgeM3EmbeddingModel": (
-        "XLMRoberta",
-        POOLING
-        | {"adapter": "BgeM3Model", "tasks": ("embed&token_classify", *EMBED, "token_classify")},
+    "ForMaskedLM": pooling("MaskedLM", *EMBED, "token_classify"),
+    "ForTextEncoding": pooling("EmbeddingModel", *EMBED),
+    "EmbeddingModel": pooling("EmbeddingModel", *EMBED),
+    "ForSequenceClassification": pooling("ClassificationModel", *CLASSIFY),
+    "ForTokenClassification": pooling("TokenClassificationModel", "token_classify"),
+    "ForProcessRewardModel": pooling(
+        *REWARD, tok_pooling_type="STEP", num_labels=2, step_tag_id=EXTRA_0
     ),
-    "HF_ColBERT": ("Bert", POOLING | {"adapter": "ColBERTModel", "tasks": EMBED[1:]}),
+    "ForRewardModel": pooling(*REWARD, use_activation=False, num_labels=1),
+    "ForRewardModeling": pooling("EmbeddingModel", *EMBED),
+    "PoolingModel": pooling("TanhPoolingModel", *EMBED, use_activation=False),
+    "Model": pooling("EmbeddingModel", *EMBED),
+}
+BGE_M3 = pooling("BgeM3Model", "embed&token_classify", *EMBED, "token_classify")
+NAMED = {
+    "BgeM3EmbeddingModel": ("XLMRoberta", BGE_M3),
+    "HF_ColBERT": ("Bert", pooling("ColBERTModel", "token_embed")),
 }
 
 
@@ -113,13 +107,17 @@ def spec_for(architecture: str) -> ModelSpec | None:
 
 
 def convert_spec(spec: ModelSpec, convert: str) -> ModelSpec:
-    """A generative spec turned into an embedder or a classifier: same backbone, other head (vLLM: `--convert`)."""
+    """A generative spec turned into an embedder or a classifier:
+    same backbone, other head (vLLM: `--convert`).
+    """
     suffix = {"embed": "EmbeddingModel", "classify": "ForSequenceClassification"}[convert]
     return replace(spec, **SUFFIXES[suffix])
 
 
 def load_class(spec: ModelSpec) -> tuple[type, type]:
-    """(backbone class, adapter class) of a spec: the one place where a model is imported by name."""
+    """(backbone class, adapter class) of a spec:
+    the one place where a model is imported by name.
+    """
     module, name = spec.backbone.split(":")
     backbone = getattr(import_module(f"nanopool.models.{module}"), name)
     return backbone, getattr(import_module("nanopool.models.adapters"), spec.adapter)

@@ -1,22 +1,24 @@
-"""Heads and poolers around a backbone: what makes a Qwen3 a generator, an embedder or a reranker. Chapter 06."""
+"""Heads and poolers around a backbone.
+
+What makes a Qwen3 a generator, an embedder or a reranker. Chapter 06.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanopool.batch import Batch
 from nanopool.config import ModelConfig
-from nanopool.layers.activation import get_activation, load_activation
+from nanopool.layers.activation import get_activation
 from nanopool.layers.embed_head import ParallelLMHead
 from nanopool.layers.norm import LayerNorm
 from nanopool.models.loader import rename
 from nanopool.parallel import TensorParallel
 from nanopool.pooler.heads import ClassifierHead, EmbeddingHead, RowMap, get_classifier_activation
-from nanopool.pooler.late_interaction import LateInteractionPooler
-
+from nanopool.pooler.late_interaction import LateInteractionPooler, select_maxsim
+from nanopool.pooler.params import load_activation
 from nanopool.pooler.poolers import DispatchPooler, Head, Pooler, SequencePooler, TokenPooler
 from nanopool.pooler.special import (
     ConcatPooler,
@@ -26,14 +28,16 @@ from nanopool.pooler.special import (
     without_skipped,
 )
 
-Shapes = dict[str, tuple[int, ...]]
+DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"
 
 
 class Adapter(nn.Module):
-    """A backbone as `model`, heads beside it, and what the loader must know of their names. Chapter 06.
+    """A backbone as `model`, heads beside it, and what the loader must know of their names.
 
-    `name_map`: parts of a checkpoint's name -> (ours, shard id). `copies`: a tensor that a second parameter needs
-    too. `ignored`: parts that mark tensors which this model does not use.
+    Chapter 06.
+
+    `name_map`: parts of a checkpoint's name -> (ours, shard id). `copies`: a tensor that a second
+    parameter needs too. `ignored`: parts that mark tensors which this model does not use.
     """
 
     ignored: tuple[str, ...] = ("position_ids", "rotary_emb")
@@ -74,9 +78,7 @@ class Adapter(nn.Module):
 class CausalLM(Adapter):
     """The generator: logits of the rows that the runner picks. Chapters 01 and 04."""
 
-    def __init__(
-        self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, shapes: Shapes
-    ):
+    def __init__(self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, shapes: dict):
         super().__init__(backbone, config)
         hf = config.hf_config
         self.tied = hf.tie_word_embeddings
@@ -96,25 +98,22 @@ class Dense(nn.Linear):
     """One sentence-transformers Dense module: a linear map and an activation. Chapter 14."""
 
     def __init__(self, settings: dict):
-        super().__init__(
-            settings["in_features"], settings["out_features"], bias=settings.get("bias", True)
-        )
-        self.act = load_activation(
-            settings.get("activation_function", "torch.nn.modules.activation.Tanh")
-        )
+        sizes = settings["in_features"], settings["out_features"]
+        super().__init__(*sizes, bias=settings.get("bias", True))
+        self.act = load_activation(settings.get("activation_function", DEFAULT_ACTIVATION))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(super().forward(x))
 
 
 class PoolingAdapter(Adapter):
-    """What all pooling adapters share: the folder's Dense modules as `project`, and a pooler. Chapters 14 and 15."""
+    """What all pooling adapters share:
+    the folder's Dense modules as `project`, and a pooler. Chapters 14 and 15.
+    """
 
     ignored = (*Adapter.ignored, "lm_head", "pooler", "cls")
 
-    def __init__(
-        self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, shapes: Shapes
-    ):
+    def __init__(self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, shapes: dict):
         super().__init__(backbone, config)
         folders = [module for module in config.modules if module.name == "Dense"]
         self.dense = nn.ModuleDict({m.path.name: Dense(m.config) for m in folders})
@@ -124,7 +123,7 @@ class PoolingAdapter(Adapter):
         poolers = self.build_poolers(config, shapes)
         self.pooler = DispatchPooler({task: poolers[task] for task in config.spec.tasks})
 
-    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
         """A pooler for each task that this adapter knows; the heads are made here too."""
         raise NotImplementedError
 
@@ -155,7 +154,8 @@ def embedding_poolers(
 
 
 def late_interaction(tokens: Pooler, config: ModelConfig) -> Pooler:
-    return LateInteractionPooler(tokens, config.device, config.pooler.enable_flash_late_interaction)
+    fused = config.pooler.enable_flash_late_interaction
+    return LateInteractionPooler(tokens, select_maxsim(config.device, fused))
 
 
 def classifier_head(config: ModelConfig, classifier: RowMap | None) -> Head:
@@ -174,7 +174,7 @@ class EmbeddingModel(PoolingAdapter):
 
     ignored = (*PoolingAdapter.ignored, "classifier", "score")
 
-    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
         return embedding_poolers(config, self.project, self.project)
 
 
@@ -183,7 +183,7 @@ class TanhPoolingModel(PoolingAdapter):
 
     ignored = (*Adapter.ignored, "lm_head", "cls", "classifier")
 
-    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
         D = config.hf_config.hidden_size
         self.pooler_dense = nn.Linear(D, D)
         self.name_map["pooler.dense"] = ("pooler_dense", None)
@@ -193,7 +193,7 @@ class TanhPoolingModel(PoolingAdapter):
 class ColBERTModel(PoolingAdapter):
     """A linear map of every row to a small vector (arXiv 2004.12832). Chapter 17."""
 
-    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
         name = "linear" if "linear.weight" in shapes else "colbert_linear"
         E = shapes.get(f"{name}.weight", (config.embedding_size or 128,))[0]
         self.linear = nn.Linear(config.hf_config.hidden_size, E, bias=False)
@@ -204,7 +204,8 @@ class ColBERTModel(PoolingAdapter):
 class LMHeadRows(nn.Linear):
     """A classifier cut out of an LM head: rows `plus`, less row `minus`, in float32. Chapter 17.
 
-    sigmoid(h (W_yes - W_no)) is the softmax over (no, yes) at yes: a reranker that is a language model.
+    sigmoid(h (W_yes - W_no)) is the softmax over (no, yes) at yes: a reranker that is a language
+    model.
     """
 
     def __init__(self, hidden: int, plus: tuple[int, ...], minus: int | None):
@@ -217,18 +218,15 @@ class LMHeadRows(nn.Linear):
 
 
 class ClassificationModel(PoolingAdapter):
-    """`classify` and `token_classify`: cross-encoders, classifiers, rerankers. Chapters 14 and 17."""
+    """`classify` and `token_classify`:
+    cross-encoders, classifiers, rerankers. Chapters 14 and 17.
+    """
 
-    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
-        classify, classify_tokens = self.build_classifier(config, shapes)
-        pooling = config.pooler
-        return DispatchPooler.for_seq_cls(
-            pooling.seq_pooling_type,
-            classifier_head(config, classify),
-            classifier_head(config, classify_tokens),
-        ).poolers
+    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
+        heads = (classifier_head(config, m) for m in self.build_classifier(config, shapes))
+        return DispatchPooler.for_seq_cls(config.pooler.seq_pooling_type, *heads).poolers
 
-    def build_classifier(self, config: ModelConfig, shapes: Shapes) -> tuple[RowMap, RowMap]:
+    def build_classifier(self, config: ModelConfig, shapes: dict) -> tuple[RowMap, RowMap]:
         """The maps from pooled rows and from single rows to logits."""
         hf, spec = config.hf_config, config.spec
         if self.dense:
@@ -258,7 +256,7 @@ class ClassificationModel(PoolingAdapter):
 class TokenClassificationModel(PoolingAdapter):
     """`token_classify` with a linear classifier: named entities. Chapter 13."""
 
-    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
         self.name_map["score"] = ("classifier", None)
         has_bias = bool({"classifier.bias", "score.bias"} & shapes.keys())
         self.classifier = nn.Linear(config.hf_config.hidden_size, config.num_labels, bias=has_bias)
@@ -271,7 +269,7 @@ class TokenClassificationModel(PoolingAdapter):
 class RewardModel(PoolingAdapter):
     """A two-layer score for every token, or for the tokens that close a step. Chapter 13."""
 
-    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
         D = config.hf_config.hidden_size
         self.score = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, config.num_labels))
         head = classifier_head(config, self.score)
@@ -281,7 +279,9 @@ class RewardModel(PoolingAdapter):
 
 
 class MLMHead(nn.Module):
-    """Rows to vocabulary logits: dense, activation, LayerNorm, decoder. Used by SPLADE; chapter 16."""
+    """Rows to vocabulary logits:
+    dense, activation, LayerNorm, decoder. Used by SPLADE; chapter 16.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -292,15 +292,19 @@ class MLMHead(nn.Module):
         self.decoder = nn.Linear(hf.hidden_size, hf.vocab_size)
 
     def forward(self, rows: Tensor) -> Tensor:
-        return self.decoder(self.LayerNorm(self.act(self.dense(rows))))  # [n, D] -> [n, V]
+        rows = self.dense(rows.to(self.dense.weight.dtype))
+        return self.decoder(self.LayerNorm(self.act(rows)))  # [n, D] -> [n, V]
 
 
 class MaskedLM(PoolingAdapter):
-    """SPLADE as `embed`, hidden rows as `token_embed`, vocabulary logits as `token_classify`. Chapter 16."""
+    """SPLADE as `embed`, hidden rows as `token_embed`, vocabulary logits as `token_classify`.
+
+    Chapter 16.
+    """
 
     ignored = (*Adapter.ignored, "pooler", "cls.seq_relationship")
 
-    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
         self.mlm_head = MLMHead(config)
         self._map_names(config.hf_config.tie_word_embeddings, shapes)
         head = classifier_head(config, self.mlm_head)
@@ -310,7 +314,7 @@ class MaskedLM(PoolingAdapter):
             "token_classify": TokenPooler("token_classify", "ALL", head),
         }
 
-    def _map_names(self, tied: bool, shapes: Shapes) -> None:
+    def _map_names(self, tied: bool, shapes: dict) -> None:
         """BERT's and RoBERTa's names of one head; its bias has two, and files may hold both."""
         heads = ("cls.predictions", "lm_head")
         unused = [f"{head}.bias" for head in heads if f"{head}.decoder.bias" in shapes]
@@ -319,7 +323,7 @@ class MaskedLM(PoolingAdapter):
             self.copies["embeddings.word_embeddings.weight"] = "mlm_head.decoder.weight"
         self.ignored = (*self.ignored, *unused)
         self.name_map = {
-            **{name: ("unused", None) for name in unused},
+            **dict.fromkeys(unused, ("unused", None)),
             "cls.predictions.transform": ("mlm_head", None),
             "cls.predictions": ("mlm_head", None),
             "lm_head": ("mlm_head", None),
@@ -332,7 +336,7 @@ class MaskedLM(PoolingAdapter):
 class BgeM3Model(PoolingAdapter):
     """Dense, sparse and multi-vector outputs of one pass (BGE-M3, arXiv 2402.03216). Chapter 16."""
 
-    def build_poolers(self, config: ModelConfig, shapes: Shapes) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
         hf, dtype = config.hf_config, config.head_dtype
         self.sparse_linear = nn.Linear(hf.hidden_size, 1)
         self.colbert_linear = nn.Linear(hf.hidden_size, hf.hidden_size)

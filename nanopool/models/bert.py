@@ -1,6 +1,8 @@
-"""BERT (arXiv 1810.04805) and RoBERTa: encoders whose module names follow the checkpoint. Chapter 05."""
+"""BERT (arXiv 1810.04805) and RoBERTa.
 
-import torch.nn.functional as F
+Encoders whose module names follow the checkpoint. Chapter 05.
+"""
+
 from torch import Tensor, nn
 
 from nanopool.batch import Batch, decode_segments
@@ -22,7 +24,10 @@ NAME_MAP = {
 
 
 class BertEmbeddings(nn.Module):
-    """Word + position + segment embedding, then LayerNorm. Segments arrive as bit 30 of the ids. Chapter 05."""
+    """Word + position + segment embedding, then LayerNorm.
+
+    Segments arrive as bit 30 of the ids. Chapter 05.
+    """
 
     first_position = 0
 
@@ -110,7 +115,10 @@ class BertLayer(nn.Module):
 
 
 class BertModel(nn.Module):
-    """Embeddings and layers: `model(batch, []) -> hidden [T, D]`. Called by the adapters; chapter 05."""
+    """Embeddings and layers:
+
+    `model(batch, []) -> hidden [T, D]`. Called by the adapters; chapter 05.
+    """
 
     name_map = NAME_MAP
     embeddings_class = BertEmbeddings

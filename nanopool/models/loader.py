@@ -1,4 +1,7 @@
-"""From the tensors of a checkpoint to the parameters of a model, each written exactly once. Chapter 06."""
+"""From the tensors of a checkpoint to the parameters of a model, each written exactly once.
+
+Chapter 06.
+"""
 
 import json
 import re
@@ -19,8 +22,8 @@ BACKBONE_PREFIXES = ("model.", "bert.", "roberta.")
 def load_model(config: ModelConfig, tp: TensorParallel) -> nn.Module:
     """The model of this rank with its weights, on the config's device and in its dtypes.
 
-    Built on the meta device first, so that no weight exists twice. ValueError lists what is missing, unknown or
-    written twice under the checkpoint's names.
+    Built on the meta device first, so that no weight exists twice. ValueError lists what is
+    missing, unknown or written twice under the checkpoint's names.
     """
     backbone, adapter = load_class(config.spec)
     weights = WeightFiles(config.folder)
@@ -36,7 +39,9 @@ def load_model(config: ModelConfig, tp: TensorParallel) -> nn.Module:
 
 
 class WeightFiles:
-    """The weight files of a model folder: safetensors or pytorch_model.bin, whole or in shards. Chapter 06."""
+    """The weight files of a model folder:
+    safetensors or pytorch_model.bin, whole or in shards. Chapter 06.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -61,7 +66,9 @@ class WeightFiles:
         return {strip_prefix(name): shape for name, shape in pairs}
 
     def tensors(self, extra: dict[str, Path]) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of all files, then of `extra`: prefix -> file, or folder that holds one."""
+        """(name, tensor) of all files, then of `extra`:
+        prefix -> file, or folder that holds one.
+        """
         for file in self.files:
             yield from read_tensors(file)
         for prefix, path in extra.items():
@@ -73,7 +80,10 @@ class WeightFiles:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """folder / name; ValueError when that leaves the folder, FileNotFoundError when nothing is there."""
+    """folder / name.
+
+    ValueError when that leaves the folder, FileNotFoundError when nothing is there.
+    """
     path = folder / name
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"{name!r} points outside the model folder {folder}")
@@ -87,15 +97,18 @@ def tensor_shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from ((name, tuple(tensor.shape)) for name, tensor in read_tensors(file))
         return
     with open_safetensors(file) as tensors:
-        for name in tensors.keys():  # noqa: SIM118
+        for name in tensors.keys():
             yield name, tuple(tensors.get_slice(name).get_shape())
 
 
 def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one file. Checkpoints are untrusted: no pickled object but tensors is loaded."""
+    """The tensors of one file.
+
+    Checkpoints are untrusted: no pickled object but tensors is loaded.
+    """
     if file.suffix == ".safetensors":
         with open_safetensors(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118
+            for name in tensors.keys():
                 yield name, tensors.get_tensor(name)
         return
     try:
@@ -135,7 +148,10 @@ def rename(name: str, name_map: dict[str, tuple[str, str | None]]) -> tuple[str,
 
 
 def load_weights(model: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Write every tensor to its parameter. ValueError unless each parameter was written once, each tensor used."""
+    """Write every tensor to its parameter.
+
+    ValueError unless each parameter was written once, each tensor used.
+    """
     params = dict(model.named_parameters())
     missing = {(name, shard) for name in params for shard in shard_ids(model, name)}
     unknown = []

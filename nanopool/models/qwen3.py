@@ -1,4 +1,7 @@
-"""Qwen3 (arXiv 2505.09388), and with it Qwen2 and Llama: decoders that differ in q/k norm and biases. Chapter 04."""
+"""Qwen3 (arXiv 2505.09388), and with it Qwen2 and Llama.
+
+Decoders that differ in q/k norm and biases. Chapter 04.
+"""
 
 from torch import Tensor, nn
 
@@ -64,7 +67,10 @@ class Qwen3MLP(nn.Module):
 
 
 class Qwen3DecoderLayer(nn.Module):
-    """Attention and MLP, each on normalised input and added to the residual stream (pre-norm). Chapter 04."""
+    """Attention and MLP, each on normalised input and added to the residual stream (pre-norm).
+
+    Chapter 04.
+    """
 
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()
@@ -80,7 +86,10 @@ class Qwen3DecoderLayer(nn.Module):
 
 
 class Qwen3Model(nn.Module):
-    """Embedding, layers, final norm: `model(batch, kv_caches) -> hidden [T, D]`. Called by the adapters; chapter 04."""
+    """Embedding, layers, final norm:
+
+    `model(batch, kv_caches) -> hidden [T, D]`. Called by the adapters; chapter 04.
+    """
 
     name_map = NAME_MAP
 

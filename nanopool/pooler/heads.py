@@ -1,4 +1,7 @@
-"""What is done to pooled rows: projection, truncation, normalisation; or logits, calibration, activation. Chapter 14."""
+"""What is done to pooled rows.
+
+Projection, truncation, normalisation; or logits, calibration, activation. Chapter 14.
+"""
 
 from collections.abc import Callable
 
@@ -6,16 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanopool.layers.activation import load_activation
-from nanopool.pooler.params import PoolingParams
+from nanopool.pooler.params import PoolingParams, load_activation
 
 RowMap = Callable[[Tensor], Tensor]
 
 
 class EmbeddingHead:
-    """Rows to embeddings: cast, project, cut to `dimensions` (Matryoshka, arXiv 2205.13147), normalise. Chapter 14.
+    """Rows to embeddings:
+    cast, project, cut to `dimensions` (Matryoshka, arXiv 2205.13147), normalise. Chapter 14.
 
-    One head serves pooled rows and token rows: it maps `[n, D] -> [n, E]` under one request's params.
+    One head serves pooled rows and token rows: it maps `[n, D] -> [n, E]` under one request's
+    params.
     """
 
     def __init__(self, head_dtype: torch.dtype, projector: RowMap | None = None):
@@ -31,7 +35,9 @@ class EmbeddingHead:
 
 
 class ClassifierHead:
-    """Rows to scores: cast, classify, pick columns, calibrate as (x - mean) / sigma, activate. Chapter 14."""
+    """Rows to scores:
+    cast, classify, pick columns, calibrate as (x - mean) / sigma, activate. Chapter 14.
+    """
 
     def __init__(
         self,
@@ -62,7 +68,10 @@ class ClassifierHead:
 
 
 def get_classifier_activation(name: str) -> RowMap:
-    """The activation behind a resolved name: "classify", "identity", or a class of torch.nn.modules."""
+    """The activation behind a resolved name:
+
+    "classify", "identity", or a class of torch.nn.modules.
+    """
     named = {"classify": classify_activation, "identity": torch.nn.Identity()}
     return named[name] if name in named else load_activation(name)
 

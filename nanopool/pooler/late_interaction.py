@@ -1,4 +1,4 @@
-"""MaxSim inside the engine: queries wait on rank 0 for their documents (ColBERT, arXiv 2004.12832). Chapter 17."""
+"""MaxSim inside the engine: queries wait on rank 0 for their documents. Chapter 17."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,19 +7,22 @@ import torch
 from torch import Tensor
 
 from nanopool.pooler.metadata import PoolingMetadata
-from nanopool.pooler.poolers import Pooler
+from nanopool.pooler.poolers import Pooler, PoolerWrapper
 
 
 @dataclass
 class CachedQuery:
-    """A query's rows `[n, E]` and how many documents are still to be scored with them. Chapter 17."""
+    """A query's rows `[q, E]` and how many documents are still to be scored. Chapter 17."""
 
     rows: Tensor
     uses: int
 
 
 def maxsim(queries: list[Tensor], documents: list[Tensor]) -> Tensor:
-    """Pairs of query rows `[q, E]` and document rows `[n, E]` -> `[pairs]`: for each query row its best dot, summed."""
+    """For each query row its best dot product, summed (ColBERT, arXiv 2004.12832).
+
+    Pairs of query rows `[q, E]` and document rows `[n, E]` -> `[pairs]`, float32.
+    """
     pairs = zip(queries, documents, strict=True)
     return torch.stack([(query @ document.T).amax(-1).sum() for query, document in pairs])
 
@@ -33,21 +36,15 @@ def select_maxsim(device: torch.device, fused: bool) -> Callable[..., Tensor]:
     return flash_maxsim
 
 
-class LateInteractionPooler:
-    """Wraps a `token_embed` pooler: keeps a query's rows, turns a document's rows into its score. Chapter 17.
+class LateInteractionPooler(PoolerWrapper):
+    """Around a `token_embed` pooler: keeps a query's rows, scores a document's. Chapter 17.
 
-    The rows live in the call's own dict, so that nothing is left of them when a call ends, well or badly.
+    The rows live in the call's own dict, so that nothing is left of them when a call ends.
     """
 
-    def __init__(self, inner: Pooler, device: torch.device, fused: bool):
-        self.inner = inner
-        self.maxsim = select_maxsim(device, fused)
-
-    def get_supported_tasks(self) -> set[str]:
-        return self.inner.get_supported_tasks()
-
-    def get_pooling_updates(self, task: str) -> dict[str, bool]:
-        return self.inner.get_pooling_updates(task)
+    def __init__(self, inner: Pooler, maxsim: Callable[..., Tensor]):
+        super().__init__(inner)
+        self.maxsim = maxsim
 
     def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
         outputs = self.inner(hidden, metadata)
@@ -62,23 +59,20 @@ class LateInteractionPooler:
             metadata.states[i].queries[late.query_key] = CachedQuery(rows, late.query_uses or 1)
             outputs[i] = rows.new_zeros(())
         if documents:
-            queries = [self._take(metadata, i) for i in documents]
+            queries = [take_query(metadata, i) for i in documents]
             scores = self.maxsim(queries, [outputs[i] for i in documents])
             for i, score in zip(documents, scores, strict=True):
                 outputs[i] = score
         return outputs
 
-    @staticmethod
-    def _take(metadata: PoolingMetadata, i: int) -> Tensor:
-        """The query of document i; freed with its last use. ValueError when it is not there."""
-        queries, key = (
-            metadata.states[i].queries,
-            metadata.params[i].late_interaction_params.query_key,
-        )
-        if key not in queries:
-            raise ValueError(f"query_key = {key!r} is not cached: encode the query first")
-        query = queries[key]
-        query.uses -= 1
-        if query.uses == 0:
-            del queries[key]
-        return query.rows
+
+def take_query(metadata: PoolingMetadata, i: int) -> Tensor:
+    """The query rows for document i, freed with their last use; ValueError when they are not there."""
+    queries, key = metadata.states[i].queries, metadata.params[i].late_interaction_params.query_key
+    if key not in queries:
+        raise ValueError(f"query_key = {key!r} is not cached: encode the query first")
+    query = queries[key]
+    query.uses -= 1
+    if query.uses == 0:
+        del queries[key]
+    return query.rows

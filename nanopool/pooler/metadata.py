@@ -12,10 +12,13 @@ from nanopool.pooler.params import PoolingParams
 
 @dataclass
 class PoolingState:
-    """What one request keeps between the steps of a long prompt; a preemption starts a new one. Chapter 13.
+    """What one request keeps between the steps of a long prompt
 
-    `value` `[D]` is what a sequence method carries (CLS: the first row; MEAN: an fp32 sum), `rows` are the pieces of
-    a token method, `queries` is the call's cache of late interaction, shared by all its requests (chapter 17).
+    a preemption starts a new one. Chapter 13.
+
+    `value` `[D]` is what a sequence method carries (CLS: the first row; MEAN: an fp32 sum), `rows`
+    are the pieces of a token method, `queries` is the call's cache of late interaction, shared by
+    all its requests (chapter 17).
     """
 
     queries: dict[str, list] = field(default_factory=dict)
@@ -27,7 +30,8 @@ class PoolingState:
 class PoolingCursor:
     """Where each request's rows lie in this step, and how far its prompt is computed. Chapter 12.
 
-    first_rows, last_rows: `[B]`, on the device. What is decided by length stays on the CPU as plain ints.
+    first_rows, last_rows: `[B]`, on the device. What is decided by length stays on the CPU as plain
+    ints.
     """
 
     first_rows: Tensor
@@ -68,7 +72,10 @@ class PoolingCursor:
 
 @dataclass(frozen=True)
 class PoolingMetadata:
-    """Everything that a pooler knows of a step besides its hidden states. Made by the model runner. Chapter 12."""
+    """Everything that a pooler knows of a step besides its hidden states.
+
+    Made by the model runner. Chapter 12.
+    """
 
     cursor: PoolingCursor
     params: tuple[PoolingParams, ...]

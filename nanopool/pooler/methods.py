@@ -1,4 +1,7 @@
-"""Five pooling methods, each fed a prompt piece by piece: which rows, and how they become one. Chapter 13."""
+"""Five pooling methods, each fed a prompt piece by piece.
+
+Which rows, and how they become one. Chapter 13.
+"""
 
 import numpy as np
 import torch
@@ -37,7 +40,8 @@ class LastPool:
 class MeanPool:
     """The mean of the rows, as a running float32 sum divided by the prompt length at the end.
 
-    Rows of a prompt that the folder excludes (`include_prompt: false`) count neither above nor below the line.
+    Rows of a prompt that the folder excludes (`include_prompt: false`) count neither above nor
+    below the line.
     """
 
     def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> Tensor:
@@ -55,7 +59,7 @@ class MeanPool:
 
 
 def segment_sums(hidden: Tensor, lens: tuple[int, ...], starts, skipped: list[int]) -> Tensor:
-    """Sum of each request's rows `[T, D]` -> `[B, D]` float32, without the first `skipped` of its prompt.
+    """Sums of each request's rows without the first `skipped` of its prompt: `[T, D]` -> `[B, D]`.
 
     Rows are widened in pieces of 16 MiB, so that a long step needs no float32 copy of all its rows.
     """
@@ -98,7 +102,7 @@ class AllPool:
 
 
 class StepPool(AllPool):
-    """The rows of the tokens that close a reasoning step (`step_tag_id`), for process reward models."""
+    """The rows of the tokens that close a reasoning step (`step_tag_id`): process reward models."""
 
     def finish(self, rows: Tensor, metadata: PoolingMetadata, i: int) -> Tensor:
         tag = metadata.params[i].step_tag_id

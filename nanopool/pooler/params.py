@@ -3,6 +3,7 @@
 On the ground floor: config.py, llm.py and the poolers use it.
 """
 
+from contextlib import suppress
 from dataclasses import InitVar, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,15 @@ SCORE_TYPES = {
 }
 SEQ_POOLING_TYPES, TOK_POOLING_TYPES = ("CLS", "LAST", "MEAN"), ("ALL", "STEP")
 
-LATE_PARAMS = frozenset({"late_chunking_params", "late_interaction_params"})
-STEP_PARAMS = frozenset({"step_tag_id", "returned_token_ids"})
-MODEL_PARAMS = LATE_PARAMS | STEP_PARAMS | {"dimensions", "use_activation"}
+LATE_PARAMS = {"late_chunking_params", "late_interaction_params"}
+STEP_PARAMS = {"step_tag_id", "returned_token_ids"}
 ALLOWED_PARAMS = {
-    "embed&token_classify": frozenset({"use_activation"}),
-    "embed": frozenset({"use_activation", "dimensions"}),
-    "classify": frozenset({"use_activation"}),
-    "token_embed": LATE_PARAMS | {"use_activation", "dimensions", "step_tag_id"},
-    "token_classify": STEP_PARAMS | {"use_activation"},
+    "embed&token_classify": {"use_activation"},
+    "embed": {"use_activation", "dimensions"},
+    "classify": {"use_activation"},
+    "token_embed": {"use_activation", "dimensions", "step_tag_id", *LATE_PARAMS},
+    "token_classify": {"use_activation", *STEP_PARAMS},
 }
-COMMON_RULES = {"use_activation": bool, "dimensions": 1, "step_tag_id": 0}
 
 
 def check_task(task: str | None) -> None:
@@ -41,13 +40,6 @@ def check_task(task: str | None) -> None:
     if task in REMOVED_TASKS:
         raise ValueError(f"task={task!r} was removed: use {REMOVED_TASKS[task]}")
     check_value("task", task, (*POOLING_TASKS, None))
-
-
-def check_removed_names(**given: Any) -> None:
-    """Raises ValueError where one of the old names of `use_activation` was given."""
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"{name}={value!r} was removed: use use_activation={value!r}")
 
 
 @dataclass(frozen=True)
@@ -69,54 +61,18 @@ class LateInteractionParams:
     query_uses: int | None = None
 
     def __post_init__(self):
-        rules = {"mode": ("cache_query", "score_doc"), "query_key": str, "query_uses": 1}
-        check_fields(self, rules)
+        modes = ("cache_query", "score_doc")
+        check_fields(self, {"mode": modes, "query_key": str, "query_uses": 1})
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolerConfig:
-    """What the caller says about the model's pooler and, after `resolve`, what holds. Chapter 11.
-
-    `pooling_type` is a shortcut that moves into `seq_pooling_type` or `tok_pooling_type`.
-    Raises ValueError for unknown or removed names and for a `logit_sigma` of 0.
-    """
-
-    task: str | None = None
-    pooling_type: str | None = None
-    seq_pooling_type: str | None = None
-    tok_pooling_type: str | None = None
-    use_activation: bool | None = None
-    dimensions: int | None = None
-    logit_mean: float | None = None
-    logit_sigma: float | None = None
-    step_tag_id: int | None = None
-    returned_token_ids: tuple[int, ...] | None = None
-    enable_chunked_processing: bool = False
-    max_embed_len: int | None = None
-    enable_flash_late_interaction: bool = True
-    normalize: InitVar[Any] = None
-    softmax: InitVar[Any] = None
-
-    def __post_init__(self, normalize, softmax):
-        check_removed_names(normalize=normalize, softmax=softmax)
-        check_task(self.task)
-        check_fields(self, COMMON_RULES | POOLER_RULES)
-        freeze_ids(self, "returned_token_ids")
-        if self.logit_sigma == 0:
-            raise ValueError("logit_sigma=0 would divide by zero: use None to leave logits as is")
-        if self.pooling_type is None:
-            return
-        if self.seq_pooling_type or self.tok_pooling_type:
-            raise ValueError(
-                f"pooling_type={self.pooling_type!r} is a shortcut: give it alone, or use "
-                "seq_pooling_type and tok_pooling_type"
-            )
-        target = "seq" if self.pooling_type in SEQ_POOLING_TYPES else "tok"
-        object.__setattr__(self, f"{target}_pooling_type", self.pooling_type)
-        object.__setattr__(self, "pooling_type", None)
-
-
-POOLER_RULES = {
+RULES = {
+    "use_activation": bool,
+    "dimensions": 1,
+    "step_tag_id": 0,
+    "late_chunking_params": LateChunkingParams,
+    "late_interaction_params": LateInteractionParams,
+    "extra_kwargs": (None,),
+    "output_kind": ("FINAL_ONLY",),
     "pooling_type": SEQ_POOLING_TYPES + TOK_POOLING_TYPES,
     "seq_pooling_type": SEQ_POOLING_TYPES,
     "tok_pooling_type": TOK_POOLING_TYPES,
@@ -129,11 +85,11 @@ POOLER_RULES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolingParams:
-    """What one pooling request asks for. Chapter 11.
+class CommonParams:
+    """What a request may ask for and a PoolerConfig may set as the default. Chapter 11.
 
-    The caller gives the fields up to `output_kind`, the engine fills those after it.
-    Raises ValueError for removed names and for values that no model takes.
+    Raises ValueError for values that no model takes, and for the removed names, which are
+    parameters only so that the message can say what to use.
     """
 
     task: str | None = None
@@ -141,6 +97,25 @@ class PoolingParams:
     dimensions: int | None = None
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] | None = None
+    normalize: InitVar[Any] = None
+    softmax: InitVar[Any] = None
+
+    def __post_init__(self, normalize: Any, softmax: Any):
+        for name, value in (("normalize", normalize), ("softmax", softmax)):
+            if value is not None:
+                raise ValueError(f"{name}={value!r} was removed: use use_activation={value!r}")
+        check_task(self.task)
+        check_fields(self, RULES)
+        freeze_ids(self, "returned_token_ids")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingParams(CommonParams):
+    """What one pooling request asks for. Chapter 11.
+
+    The caller gives the fields up to `output_kind`, the engine fills those after it.
+    """
+
     late_chunking_params: LateChunkingParams | None = None
     late_interaction_params: LateInteractionParams | None = None
     extra_kwargs: None = None
@@ -148,14 +123,9 @@ class PoolingParams:
     requires_token_ids: bool = False
     skip_reading_prefix_cache: bool | None = None
     prompt_prefix_len: int = 0  # rows of the prompt's prefix that MEAN leaves out
-    normalize: InitVar[Any] = None
-    softmax: InitVar[Any] = None
 
-    def __post_init__(self, normalize, softmax):
-        check_removed_names(normalize=normalize, softmax=softmax)
-        check_task(self.task)
-        check_fields(self, COMMON_RULES | PARAMS_RULES)
-        freeze_ids(self, "returned_token_ids")
+    def __post_init__(self, normalize: Any, softmax: Any):
+        super().__post_init__(normalize, softmax)
         if self.late_chunking_params and (self.dimensions or self.late_interaction_params):
             raise ValueError(
                 f"late_chunking_params={self.late_chunking_params} cannot be combined with "
@@ -169,19 +139,14 @@ class PoolingParams:
         parameter that was given.
         """
         check_offered(task, config)
-        pooler = config.pooler
-        allowed = ALLOWED_PARAMS[task]
+        pooler, allowed = config.pooler, ALLOWED_PARAMS[task]
         if pooler.tok_pooling_type != "STEP":
-            allowed -= STEP_PARAMS
-        if refused := sorted(
-            name for name in MODEL_PARAMS - allowed if getattr(self, name) is not None
-        ):
-            hint = (
-                "; step parameters need tok_pooling_type='STEP'" if STEP_PARAMS & {*refused} else ""
-            )
+            allowed = allowed - STEP_PARAMS
+        others = set.union(*ALLOWED_PARAMS.values()) - allowed
+        if refused := sorted(name for name in others if getattr(self, name) is not None):
             raise ValueError(
-                f"task={task!r} only supports {sorted(allowed)} parameters, "
-                f"does not support {refused}{hint}"
+                f"task={task!r} with {pooler.tok_pooling_type} pooling only supports "
+                f"{sorted(allowed)} parameters, does not support {refused}"
             )
         if self.dimensions is not None:
             check_dimensions(self.dimensions, config)
@@ -191,46 +156,34 @@ class PoolingParams:
         return replace(self, task=task, **filled)
 
 
-PARAMS_RULES = {
-    "late_chunking_params": LateChunkingParams,
-    "late_interaction_params": LateInteractionParams,
-    "extra_kwargs": (None,),
-    "output_kind": ("FINAL_ONLY",),
-}
-
-
 def check_offered(task: str, config: "ModelConfig") -> None:
     """Raises ValueError unless the model pools and its class offers `task`."""
     check_task(task)
     if config.runner != "pooling":
         raise ValueError(f"task={task!r} needs a pooling model: use LLM(..., runner='pooling')")
     if task not in config.spec.tasks:
-        convert = "classify" if "classify" in task else "embed"
         raise ValueError(
             f"Unsupported task {task!r}. Supported tasks: {list(config.spec.tasks)}; "
-            f"LLM(..., convert={convert!r}) makes a decoder offer it"
+            "a decoder offers others with LLM(..., convert='embed') or convert='classify'"
         )
 
 
 def check_dimensions(dimensions: int, config: "ModelConfig") -> None:
     """Raises ValueError unless the model was trained for vectors of `dimensions` (Matryoshka)."""
-    known, size = config.matryoshka_dimensions, config.embedding_size
     if not config.matryoshka:
         raise ValueError(
             f"dimensions={dimensions}: the model's config.json does not say that it was trained "
             "for shorter vectors (Matryoshka); hf_overrides={'is_matryoshka': True} says so"
         )
-    if dimensions not in (known or range(1, (size or dimensions) + 1)):
-        raise ValueError(
-            f"dimensions={dimensions}: the model offers {list(known) if known else f'1 to {size}'}"
-        )
+    known = config.matryoshka_dimensions or range(1, config.embedding_size + 1)
+    if dimensions not in known:
+        raise ValueError(f"dimensions={dimensions}: the model offers one of {known}")
 
 
 def reads_prefix_cache(task: str, config: "ModelConfig") -> bool:
     """Whether a request may skip rows that an earlier one computed: only LAST needs no others."""
-    if task not in ("embed", "classify") or config.spec.encoder_only:
-        return False
-    return config.pooler.seq_pooling_type == "LAST"
+    is_sequence_task = task in ("embed", "classify") and not config.is_encoder_only
+    return is_sequence_task and config.pooler.seq_pooling_type == "LAST"
 
 
 def load_activation(path: str) -> torch.nn.Module:
@@ -240,12 +193,10 @@ def load_activation(path: str) -> torch.nn.Module:
     """
     name = path.rpartition(".")[2]
     cls = getattr(torch.nn, name, torch.nn.Module)
-    try:
+    with suppress(TypeError):
         if f"{cls.__module__}.{name}" == path and path.startswith("torch.nn.modules."):
             return cls(dim=-1) if name == "Softmax" else cls()
-    except TypeError as error:
-        raise ValueError(f"activation {path!r} needs arguments: no file can give them") from error
     raise ValueError(
-        f"activation {path!r} is not a class of torch.nn.modules.: no other code is loaded, "
-        "change the file that names it"
+        f"activation {path!r} is not a class of torch.nn.modules. that needs no arguments: "
+        "change the file that names it, no other code is loaded"
     )

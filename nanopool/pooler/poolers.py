@@ -1,8 +1,7 @@
-"""A pooler is a method and a head; the dispatcher sends each request of a step to the pooler of its task. Chapter 15."""
+"""A pooler is a method and a head; a dispatcher picks one by task. Chapter 15."""
 
 from collections.abc import Callable, Mapping
 from itertools import groupby
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,39 +13,38 @@ from nanopool.pooler.params import PoolingParams
 Head = Callable[[Tensor, PoolingParams], Tensor]
 
 
-class Pooler(Protocol):
+class Pooler:
     """What a model's `pooler` offers; called by the model runner on rank 0. Chapter 15."""
+
+    def __init__(self, *tasks: str):
+        self.tasks = set(tasks)
 
     def get_supported_tasks(self) -> set[str]:
         """The tasks that a request may name."""
+        return self.tasks
 
     def get_pooling_updates(self, task: str) -> dict[str, bool]:
         """Fields of PoolingParams to set before a request of this task enters a batch."""
-
-    def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
-        """hidden `[T, D]` -> one output a request, in request order; None: its prompt is not finished."""
-
-
-class SequencePooler:
-    """One vector a request: a sequence method, then a head on the finished rows. Chapter 15."""
-
-    def __init__(self, task: str, method: str, head: Head):
-        self.task = task
-        self.method = SEQUENCE_METHODS[method]()
-        self.head = head
-
-    def get_supported_tasks(self) -> set[str]:
-        return {self.task}
-
-    def get_pooling_updates(self, task: str) -> dict[str, bool]:
         return {}
 
     def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
+        """hidden `[T, D]` -> one output a request, in their order; None: a prompt is unfinished."""
+        raise NotImplementedError
+
+
+class SequencePooler(Pooler):
+    """One vector a request: a sequence method, then a head on the finished rows. Chapter 15."""
+
+    def __init__(self, task: str, method: str, head: Head):
+        super().__init__(task)
+        self.method = SEQUENCE_METHODS[method]()
+        self.head = head
+
+    def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
         pooled = self.method(hidden, metadata)  # [B, D]
-        outputs: list[Tensor | None] = [None] * len(metadata.params)
+        outputs: list[Tensor | None] = [None] * len(pooled)
         for params, rows in rows_by_params(metadata).items():
-            whole = len(rows) == len(outputs)
-            picked = pooled if whole else pooled[torch.tensor(rows, device=pooled.device)]
+            picked = pooled if len(rows) == len(outputs) else pooled[rows]
             for i, output in zip(rows, self.head(picked, params), strict=True):
                 outputs[i] = output
         return outputs
@@ -61,23 +59,19 @@ def rows_by_params(metadata: PoolingMetadata) -> Mapping[PoolingParams, list[int
     return groups
 
 
-class TokenPooler:
-    """One matrix a request: a token method, late chunking where asked for, then a head. Chapter 15."""
+class TokenPooler(Pooler):
+    """One matrix a request: a token method, late chunking if asked for, a head. Chapter 15."""
 
     def __init__(self, task: str, method: str, head: Head):
-        self.task = task
+        super().__init__(task)
         self.method = TOKEN_METHODS[method]()
         self.head = head
-
-    def get_supported_tasks(self) -> set[str]:
-        return {self.task}
 
     def get_pooling_updates(self, task: str) -> dict[str, bool]:
         return {"requires_token_ids": True} if isinstance(self.method, StepPool) else {}
 
     def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
-        pooled = self.method(hidden, metadata)
-        pairs = zip(pooled, metadata.params, strict=True)
+        pairs = zip(self.method(hidden, metadata), metadata.params, strict=True)
         return [None if rows is None else self._finish(rows, params) for rows, params in pairs]
 
     def _finish(self, rows: Tensor, params: PoolingParams) -> Tensor:
@@ -87,44 +81,36 @@ class TokenPooler:
 
 
 def mean_chunks(rows: Tensor, chunk_size: int) -> Tensor:
-    """Late chunking (arXiv 2409.04701): `[n, D]` -> float32 means of `chunk_size` rows, the last may be short."""
+    """Late chunking (arXiv 2409.04701): float32 means of `chunk_size` rows, the last may be short.
+
+    `[n, D]` -> `[ceil(n / chunk_size), D]`.
+    """
     return torch.stack([chunk.float().mean(0) for chunk in rows.split(chunk_size)])
 
 
-class DispatchPooler:
-    """Sends each request to the pooler of its task; tasks may be mixed in one step. Chapter 15."""
+class DispatchPooler(Pooler):
+    """Sends each request to the pooler of its task; a step may mix tasks. Chapter 15."""
 
     def __init__(self, poolers: Mapping[str, Pooler]):
+        super().__init__(*poolers)
         for task, pooler in poolers.items():
-            if task not in pooler.get_supported_tasks():
-                raise ValueError(
-                    f"{type(pooler).__name__} does not support task {task!r}, "
-                    f"only {sorted(pooler.get_supported_tasks())}"
-                )
+            if task not in (offered := pooler.get_supported_tasks()):
+                raise ValueError(f"{type(pooler).__name__} offers {sorted(offered)}, not {task!r}")
         self.poolers = dict(poolers)
 
     @classmethod
     def for_embedding(cls, seq_method: str, tok_method: str, head: Head) -> "DispatchPooler":
         """`embed` and `token_embed` with one head."""
-        return cls(
-            {
-                "embed": SequencePooler("embed", seq_method, head),
-                "token_embed": TokenPooler("token_embed", tok_method, head),
-            }
-        )
+        embed = SequencePooler("embed", seq_method, head)
+        return cls({"embed": embed, "token_embed": TokenPooler("token_embed", tok_method, head)})
 
     @classmethod
     def for_seq_cls(cls, seq_method: str, head: Head, token_head: Head) -> "DispatchPooler":
         """`classify` and `token_classify`; the token task always takes all rows."""
+        tokens = TokenPooler("token_classify", "ALL", token_head)
         return cls(
-            {
-                "classify": SequencePooler("classify", seq_method, head),
-                "token_classify": TokenPooler("token_classify", "ALL", token_head),
-            }
+            {"classify": SequencePooler("classify", seq_method, head), "token_classify": tokens}
         )
-
-    def get_supported_tasks(self) -> set[str]:
-        return set(self.poolers)
 
     def get_pooling_updates(self, task: str) -> dict[str, bool]:
         return self.poolers[task].get_pooling_updates(task)
@@ -137,7 +123,18 @@ class DispatchPooler:
         row = 0
         for task, group in groupby(tasks):
             part = slice(len(outputs), len(outputs) + len(list(group)))
-            n = sum(metadata.cursor.query_lens[part])
-            outputs += self.poolers[task](hidden[row : row + n], metadata[part])
-            row += n
+            end = row + sum(metadata.cursor.query_lens[part])
+            outputs += self.poolers[task](hidden[row:end], metadata[part])
+            row = end
         return outputs
+
+
+class PoolerWrapper(Pooler):
+    """A pooler that changes what another returns. Chapters 16 and 17."""
+
+    def __init__(self, inner: Pooler):
+        super().__init__(*inner.get_supported_tasks())
+        self.inner = inner
+
+    def get_pooling_updates(self, task: str) -> dict[str, bool]:
+        return self.inner.get_pooling_updates(task)

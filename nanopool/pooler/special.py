@@ -1,4 +1,7 @@
-"""Poolers of single model kinds: SPLADE's vocabulary weights, BGE-M3's and ColBERT's rows. Chapter 16."""
+"""Poolers of single model kinds.
+
+SPLADE's vocabulary weights, BGE-M3's and ColBERT's rows. Chapter 16.
+"""
 
 from collections.abc import Callable
 
@@ -10,29 +13,28 @@ from nanopool.batch import to_device
 from nanopool.pooler.metadata import PoolingMetadata
 from nanopool.pooler.methods import ACCUMULATION_BYTES
 from nanopool.pooler.params import PoolingParams
-from nanopool.pooler.poolers import Pooler
+from nanopool.pooler.poolers import Pooler, PoolerWrapper
 
 
-class SpladePooler:
-    """`embed` of a masked language model: one weight a vocabulary entry (SPLADE, arXiv 2109.10086). Chapter 16.
+class SpladePooler(Pooler):
+    """`embed` of a masked language model:
+    one weight a vocabulary entry (SPLADE, arXiv 2109.10086). Chapter 16.
 
-    log1p(relu(logit)), by maximum or sum over all tokens. The vocabulary logits exist for 16 MiB of rows at a time;
-    the maximum is taken first, since relu and log1p are monotone.
+    log1p(relu(logit)), by maximum or sum over all tokens. The vocabulary logits exist for 16 MiB of
+    rows at a time; the maximum is taken first, since relu and log1p are monotone.
     """
 
     def __init__(self, lm_head: Callable[[Tensor], Tensor], vocab_size: int, mode: str):
+        super().__init__("embed")
         self.lm_head = lm_head
         self.vocab_size = vocab_size
         self.mode = mode
 
-    def get_supported_tasks(self) -> set[str]:
-        return {"embed"}
-
-    def get_pooling_updates(self, task: str) -> dict[str, bool]:
-        return {}
-
     def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
-        """hidden `[T, D]` -> for each request `[V]`; encoders see a prompt whole, so all are finished."""
+        """hidden `[T, D]` -> for each request `[V]`.
+
+        Encoders see a prompt whole, so all are finished.
+        """
         query_lens = metadata.cursor.query_lens
         owners = to_device(np.repeat(np.arange(len(query_lens)), query_lens), hidden.device)
         weights = hidden.new_zeros(len(query_lens), self.vocab_size, dtype=torch.float32)
@@ -49,18 +51,17 @@ class SpladePooler:
 Keep = Callable[[Tensor, PoolingParams], Tensor]
 
 
-class RowFilter:
-    """Drops rows of a token pooler's output by their token ids: `keep(ids [n], params) -> bool [n]`. Chapter 16.
+class RowFilter(PoolerWrapper):
+    """Drops rows of a token pooler's output by their token ids:
+
+    `keep(ids [n], params) -> bool [n]`. Chapter 16.
 
     Late-chunked rows are means over all tokens and pass as they are.
     """
 
     def __init__(self, inner: Pooler, keep: Keep):
-        self.inner = inner
+        super().__init__(inner)
         self.keep = keep
-
-    def get_supported_tasks(self) -> set[str]:
-        return self.inner.get_supported_tasks()
 
     def get_pooling_updates(self, task: str) -> dict[str, bool]:
         return {"requires_token_ids": True}
@@ -91,15 +92,14 @@ def without_skipped(ids: Tensor, params: PoolingParams) -> Tensor:
     return ~torch.isin(ids, torch.tensor(params.skip_token_ids or (), dtype=ids.dtype))
 
 
-class ConcatPooler:
-    """Two tasks of one request, their results flattened and joined: BGE-M3's `embed&token_classify`. Chapter 16."""
+class ConcatPooler(Pooler):
+    """Two tasks of one request, their results flattened and joined:
+    bGE-M3's `embed&token_classify`. Chapter 16.
+    """
 
     def __init__(self, first: Pooler, second: Pooler, task: str):
+        super().__init__(task)
         self.parts = (first, second)
-        self.task = task
-
-    def get_supported_tasks(self) -> set[str]:
-        return {self.task}
 
     def get_pooling_updates(self, task: str) -> dict[str, bool]:
         first, second = (part.get_pooling_updates(task) for part in self.parts)

@@ -1,0 +1,53 @@
+"""One process rank: ProcessRanks starts `python -m nanopool.worker RANK SIZE STORE`."""
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from queue import SimpleQueue
+from typing import BinaryIO
+
+import torch
+import torch.distributed as dist
+
+from nanopool.parallel import DistTP, report_failure
+
+
+def read_frames(pipe: BinaryIO, frames: SimpleQueue) -> None:
+    """Ends the process when the parent closes the pipe or is gone, whatever this rank is doing."""
+    try:
+        while True:
+            frames.put(pickle.load(pipe))
+    finally:
+        os._exit(0)
+
+
+def serve(tp: DistTP, frames: SimpleQueue) -> None:
+    """Builds the target from the first frame, then runs one call per frame."""
+    build = pickle.loads(frames.get())
+    target = build(tp)
+    tp.barrier()
+    while True:
+        method, args = pickle.loads(frames.get())
+        getattr(target, method)(*args)
+        tp.barrier()
+
+
+def main() -> None:
+    """Serves until the pipe closes; an error is reported to rank 0, which raises it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    rank, size = int(sys.argv[1]), int(sys.argv[2])
+    store = dist.FileStore(sys.argv[3], size)
+    frames: SimpleQueue = SimpleQueue()
+    threading.Thread(target=read_frames, args=(sys.stdin.buffer, frames), daemon=True).start()
+    try:
+        with torch.inference_mode():
+            serve(DistTP(rank, size, store), frames)
+    except BaseException as error:
+        report_failure(store, rank, error)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
