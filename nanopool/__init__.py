@@ -4,11 +4,7 @@ from nanopool.config import PoolerConfig, SamplingParams
 from nanopool.llm import LLM
 from nanopool.outputs import PoolingRequestOutput, RequestOutput
 from nanopool.parallel import LocalTP, SingleTP, TensorParallel, simulate
-from nanopool.pooler.params import (
-    LateChunkingParams,
-    LateInteractionParams,
-    PoolingParams,
-)
+from nanopool.pooler.params import LateChunkingParams, LateInteractionParams, PoolingParams
 
 __all__ = [
     "LLM",

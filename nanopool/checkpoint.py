@@ -21,19 +21,16 @@ if TYPE_CHECKING:
 # What the modules after the Transformer may be, and what they make of the backbone.
 KINDS = {
     "embed": r"Pooling (Dense )*(Normalize )?",
-    "classify": r"LogitScore |Pooling (Dense )+",
+    "classify": r"LogitScore |Pooling (Dense )*DenseScores ",
     "splade": r"SpladePooling ",
     "multi_vector": r"(Dense )*(MultiVectorMask )?(Normalize )?",
 }
 BACKBONES = ("Transformer", "MLMTransformer")
-MODULES = (*BACKBONES, *sorted({*re.findall(r"\w+", " ".join(KINDS.values()))}))
-BACKBONE_FILES = [
-    f"sentence_{name}_config.json"
-    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-]
+MODULES = (*BACKBONES, "Pooling", "Dense", "Normalize")
+MODULES = (*MODULES, "LogitScore", "SpladePooling", "MultiVectorMask")
+POOLING_TYPES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
+POOLING_TYPES |= {"cls_token": "CLS", "mean_tokens": "MEAN"}
 SETTINGS_FILE = "config_sentence_transformers.json"
-POOLING_TYPES = {"cls": "CLS", "cls_token": "CLS", "mean": "MEAN", "mean_tokens": "MEAN"}
-POOLING_TYPES |= {"lasttoken": "LAST"}
 UNUSED_FILES = ["*.h5", "*.msgpack", "*.onnx", "onnx/*", "openvino/*"]
 
 
@@ -77,11 +74,10 @@ class Checkpoint:
             raise FileNotFoundError(f"model={str(model)!r}: there is no config.json in {folder}")
         config = make_config(raw, hf_overrides)
         is_overridden = config.architectures != raw.get("architectures")
-        settings = read_json(root / SETTINGS_FILE)
-        found = [name for name in BACKBONE_FILES if (folder / name).is_file()]
-        file = (*found, BACKBONE_FILES[0])[0]
-        backbone, modules = read_json(folder / file), modules and modules[1:]
-        return cls(root, folder, config, is_overridden, modules, settings, backbone, file)
+        settings, modules = read_json(root / SETTINGS_FILE), modules and modules[1:]
+        file = min(folder.glob("sentence_*_config.json"), default=folder / SETTINGS_FILE)
+        backbone = read_json(file)
+        return cls(root, folder, config, is_overridden, modules, settings, backbone, file.name)
 
     @property
     def kind(self) -> str | None:
@@ -89,29 +85,33 @@ class Checkpoint:
 
         Raises ValueError for a sequence of modules that is none of them.
         """
-        if self.modules is None:
+        model_type = self.settings.get("model_type")
+        is_multi_vector = model_type in ("MultiVectorEncoder", "ColBERT") or any(
+            module.package == "pylate" for module in self.modules or ()
+        )
+        if not (self.modules or (is_multi_vector and self.modules == ())):
             return None
         names = "".join(f"{module.name} " for module in self.modules)
-        model_type, packages = self.settings.get("model_type"), {m.package for m in self.modules}
-        kinds = ["embed", "classify", "splade"]
-        if model_type in ("MultiVectorEncoder", "ColBERT") or "pylate" in packages:
-            kinds = ["multi_vector"]
-        elif not names:
-            return None
-        elif model_type == "CrossEncoder":
-            kinds = ["classify"]
-        found = [kind for kind in kinds if re.fullmatch(KINDS[kind], names)]
-        if not found:
-            raise ValueError(
-                f"{self.root}/modules.json: {names.split()} after the Transformer is none of the "
-                f"sequences that are supported: {'; '.join(KINDS.values())}"
-            )
-        return found[0]
+        if self.modules and self.modules[-1].config.get("module_output_name") == "scores":
+            names = names.removesuffix("Dense ") + "DenseScores "
+        for kind, pattern in KINDS.items():
+            if is_multi_vector == (kind == "multi_vector") and re.fullmatch(pattern, names):
+                return kind
+        raise ValueError(
+            f"{self.root}/modules.json: {names.split()} after the Transformer is none of the "
+            f"sequences that are supported: {'; '.join(KINDS.values())}"
+        )
 
     @property
     def has_bge_m3_heads(self) -> bool:
         """Whether the two extra files of BGE-M3 are there."""
         return all((self.folder / f"{name}_linear.pt").is_file() for name in ("sparse", "colbert"))
+
+    @property
+    def include_prompt(self) -> bool:
+        """Whether pooling counts the rows of a prompt prefix."""
+        pooling = self.module("Pooling")
+        return pooling is None or pooling.config.get("include_prompt", True)
 
     def module(self, name: str) -> STModule | None:
         """The first module of a class, None where there is none."""
@@ -120,33 +120,23 @@ class Checkpoint:
     def dense_modules(self) -> tuple[STModule, ...]:
         """The Dense modules, in order. Raises ValueError for one that acts elsewhere or adds x."""
         wanted = "token_embeddings" if self.kind == "multi_vector" else "sentence_embedding"
+        wanted = {"module_input_name": wanted, "use_residual": False}
         found = tuple(module for module in self.modules or () if module.name == "Dense")
         for module in found:
-            facts = {"module_input_name": wanted, "use_residual": False} | module.config
-            for name, value in (("module_input_name", wanted), ("use_residual", False)):
-                check_value(f"{module.file}: {name}", facts[name], (value,))
+            for name, value in wanted.items():
+                check_value(f"{module.file}: {name}", module.config.get(name, value), (value,))
         return found
-
-    @property
-    def include_prompt(self) -> bool:
-        """Whether pooling counts the rows of a prompt prefix."""
-        pooling = self.module("Pooling")
-        return pooling is None or pooling.config.get("include_prompt", True)
 
     def pooling_type(self) -> tuple[str | None, str]:
         """(CLS, MEAN or LAST, file). Raises ValueError for a mode that nanopool does not have."""
         if (pooling := self.module("Pooling")) is None:
             return None, ""
-        old = [key for key, value in pooling.config.items() if value is True]
-        old = [key.removeprefix("pooling_mode_") for key in old if key.startswith("pooling_mode_")]
+        flags = [name for name, value in pooling.config.items() if value is True]
+        old = [n.removeprefix("pooling_mode_") for n in flags if n.startswith("pooling_mode_")]
         modes = pooling.config.get("pooling_mode", old or "mean")
-        modes = [modes] if isinstance(modes, str) else modes
-        if len(modes) != 1 or modes[0] not in POOLING_TYPES:
-            raise ValueError(
-                f"{pooling.file}: pooling_mode {' + '.join(modes)} is not supported: change it to "
-                "cls, mean or lasttoken, or pass PoolerConfig(seq_pooling_type=...)"
-            )
-        return POOLING_TYPES[modes[0]], pooling.file
+        mode = modes if isinstance(modes, str) else " + ".join(modes)
+        check_value(f"{pooling.file}: pooling_mode", mode, tuple(POOLING_TYPES))
+        return POOLING_TYPES[mode], pooling.file
 
     def normalizes(self) -> tuple[bool | None, str]:
         """(whether the folder ends in Normalize, file); None where embeddings are not spoken of."""
@@ -159,13 +149,11 @@ class Checkpoint:
         """("max" or "sum", file) of SpladePooling. Raises ValueError for its other variants."""
         if (pooling := self.module("SpladePooling")) is None:
             return None, ""
-        facts = {"pooling_strategy": "max", "activation_function": "relu"} | pooling.config
-        for name, values in (
-            ("pooling_strategy", ("max", "sum")),
-            ("activation_function", ("relu",)),
-        ):
-            check_value(f"{pooling.file}: {name}", facts[name], values)
-        return facts["pooling_strategy"], pooling.file
+        strategy = pooling.config.get("pooling_strategy", "max")
+        activation = pooling.config.get("activation_function", "relu")
+        check_value(f"{pooling.file}: pooling_strategy", strategy, ("max", "sum"))
+        check_value(f"{pooling.file}: activation_function", activation, ("relu",))
+        return strategy, pooling.file
 
     def activation_fn(self) -> tuple[str | None, str]:
         """(class name, file) of a cross-encoder's activation, from the youngest of its places."""
@@ -184,8 +172,7 @@ class Checkpoint:
 
     def multi_vector(self) -> MultiVectorConfig:
         """How queries and documents of a late-interaction model are encoded."""
-        mask = self.module("MultiVectorMask")
-        settings = self.settings
+        settings, mask = self.settings, self.module("MultiVectorMask")
         if self.modules is None:
             settings = stanford_settings(read_json(self.root / "artifact.metadata"))
         return read_multi_vector(settings, self.backbone, mask.config if mask else {})
@@ -196,15 +183,14 @@ def find_folder(model: str | Path) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
-    message = f"model={str(model)!r} is neither a folder nor a hub repository within reach"
-    if folder.exists() or str(model).count("/") > 1:
-        raise FileNotFoundError(message)
     import huggingface_hub
 
     try:
         return Path(huggingface_hub.snapshot_download(str(model), ignore_patterns=UNUSED_FILES))
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(f"{message}: {error}") from error
+        raise FileNotFoundError(
+            f"model={str(model)!r} is neither a folder nor a hub repository within reach: {error}"
+        ) from error
 
 
 def read_json(path: Path, kind: type = dict) -> Any:

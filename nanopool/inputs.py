@@ -1,33 +1,75 @@
-"""From what the caller writes to token ids: prompts, pairs, truncation, limits. Chapters 00 and 17."""
+"""From what the caller writes to token ids: prompts, pairs, templates, limits. Chapters 00 and 17."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nanopool.checks import check_value
 from nanopool.config import ModelConfig
+from nanopool.multi_vector import ROLES
 
-TOKENIZATION_KWARGS = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
+QWEN3_RERANKER = """\
+{% if messages[-2].content.startswith('<|im_start|>') %}
+{{- messages[-2].content + messages[-1].content }}
+{%- else %}<|im_start|>system
+Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
+Note that the answer can only be "yes" or "no".<|im_end|>
+<|im_start|>user
+<Instruct>: Given a web search query, retrieve relevant passages that answer the query
+<Query>: {{ messages[-2].content }}
+<Document>: {{ messages[-1].content }}<|im_end|>
+<|im_start|>assistant
+<think>
+
+</think>
+
+{% endif %}"""
+JOINED = "{{ messages[-2].content + messages[-1].content }}"
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """How long a prompt may be: `limit` tokens, and whether a longer one is cut or refused. Chapter 18."""
+    """How long a prompt may be: `limit` tokens; a longer one is cut at a side, or refused. Chapter 18."""
 
     limit: int
-    cut: bool = False
-    side: str = "right"
-    add_special_tokens: bool = True
+    cut: bool
+    side: str
+    add_special_tokens: bool
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as token ids, with the facts that a Request carries. Chapter 00."""
+    """One prompt as token ids, with the facts that its Request carries. Chapter 00.
+
+    `offsets` are the characters of each token (asked for by late chunking), `prefix_len` the leading rows that MEAN
+    leaves out, `skip_token_ids` the tokens whose rows ColBERT drops.
+    """
 
     token_ids: tuple[int, ...]
     text: str | None = None
+    offsets: tuple[tuple[int, int], ...] = ()
     num_first_segment: int | None = None
     num_keys: int | None = None
     prefix_len: int = 0
+    skip_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the folder puts around each text of a call. Chapter 17.
+
+    A prompt before it; for ColBERT also a `marker` behind [CLS], a length `limit` at which texts are cut, and
+    `fill_to` tokens up to which queries get `filler`s, attended or not.
+    """
+
+    prefix: str = ""
+    prefix_len: int = 0
+    marker: tuple[int, ...] = ()
+    limit: int | None = None
+    fill_to: int = 0
+    filler: int | None = None
+    attends_to_filler: bool = False
+    skip_token_ids: tuple[int, ...] = ()
 
 
 class InputProcessor:
@@ -36,6 +78,9 @@ class InputProcessor:
     def __init__(self, tokenizer, config: ModelConfig):
         self.tokenizer = tokenizer
         self.config = config
+        self.truncation_side = tokenizer.truncation_side
+        if config.multi_vector is not None:
+            self.frames = {role: self.multi_vector_frame(role) for role in ROLES}
 
     def truncation(
         self,
@@ -44,141 +89,101 @@ class InputProcessor:
         truncation_side: str | None = None,
         add_special_tokens: bool = True,
     ) -> Truncation:
-        """None: a prompt over the limit is an error; -1: cut to the limit; n: cut to n."""
-        side = truncation_side or self.tokenizer.truncation_side
-        if side not in ("left", "right"):
-            raise ValueError(f"truncation_side = {side!r}; use 'left' or 'right'")
-        n = truncate_prompt_tokens
+        """None: a prompt over the limit is an error; -1: cut to what the model takes; n: cut to n."""
+        side, n = truncation_side or self.truncation_side, truncate_prompt_tokens
+        check_value("truncation_side", side, ("left", "right"))
         if n is None:
             return Truncation(limit, False, side, add_special_tokens)
-        if isinstance(n, bool) or not isinstance(n, int) or n < -1 or n == 0 or n > limit:
-            raise ValueError(
-                f"truncate_prompt_tokens = {n!r}; use None (too long is an error), -1 (cut to "
-                f"{limit}) or a number from 1 to {limit}"
-            )
-        return Truncation(limit if n == -1 else n, True, side, add_special_tokens)
+        longest = min(limit, self.config.max_model_len)
+        if n != -1:
+            check_value("truncate_prompt_tokens", n, 1)
+        if n > longest:
+            raise ValueError(f"truncate_prompt_tokens={n}: the limit is {longest}; use -1 for that")
+        return Truncation(longest if n == -1 else n, True, side, add_special_tokens)
 
-    def encode(self, prompts: list, truncation: Truncation, prefix: str = "") -> list[Prompt]:
+    def frame(self, prompt_name: str | None) -> Frame:
+        """The folder's prompt of that name, else its default one; a ColBERT's queries or (None) documents.
+
+        Raises ValueError for a name that the folder lacks.
+        """
+        config = self.config
+        if config.multi_vector is not None:
+            check_value("prompt_name", prompt_name or "document", ROLES)
+            return self.frames[prompt_name or "document"]
+        name = prompt_name or config.default_prompt_name
+        if name is None:
+            return Frame()
+        check_value("prompt_name", name, tuple(config.prompts))
+        prefix = config.prompts[name]
+        if config.include_prompt or not prefix:
+            return Frame(prefix)
+        ids = self.tokenizer(self.clean(prefix))["input_ids"]
+        return Frame(prefix, len(ids) - (ids[-1] in self.tokenizer.all_special_ids))
+
+    def multi_vector_frame(self, role: str) -> Frame:
+        """How queries or documents are written, as sentence_transformers.MultiVectorEncoder does it."""
+        facts, tokenizer = self.config.multi_vector, self.tokenizer
+        prefix, limit = getattr(facts, f"{role}_prefix"), getattr(facts, f"{role}_length")
+        fill_to = (facts.expansion_length or 0) if role == "query" else 0
+        if fill_to:
+            limit = fill_to if facts.expansion_truncates else limit and max(limit, fill_to)
+        owned = [marker for marker in facts.markers if prefix.startswith(marker)]
+        spellings = [part for marker in owned for part in (marker, *marker.split()[:1])]
+        marker = next((part for part in spellings if self.known_ids([part])), "")
+        skipped = self.known_ids(facts.skiplist_words) if role in facts.skiplist_tasks else ()
+        if role == "document" and facts.keep_only_token_ids:
+            others = {*range(self.config.hf_config.vocab_size)} - {*facts.keep_only_token_ids}
+            skipped = (*skipped, *others)
+        fillers = (facts.expansion_token, tokenizer.mask_token, tokenizer.eos_token)
+        return Frame(
+            prefix.removeprefix(marker),
+            marker=self.known_ids([marker]),
+            limit=limit,
+            fill_to=fill_to,
+            filler=next(iter(self.known_ids(filter(None, fillers))), None),
+            attends_to_filler=facts.attend_to_expansion_tokens,
+            skip_token_ids=skipped,
+        )
+
+    def known_ids(self, tokens: Iterable[str]) -> tuple[int, ...]:
+        """The ids of those tokens that the vocabulary has."""
+        ids = self.tokenizer.convert_tokens_to_ids(list(tokens))
+        return tuple(i for i in ids if i not in (None, self.tokenizer.unk_token_id))
+
+    def encode(
+        self, prompts: list, truncation: Truncation, frame: Frame, with_offsets: bool = False
+    ) -> list[Prompt]:
         """Texts and token ids, in any of the accepted forms -> Prompts in the same order.
 
         ValueError names the index of a prompt that is empty, too long, or has an id outside the vocabulary.
         """
         parsed = [parse_prompt(prompt, i) for i, prompt in enumerate(prompts)]
-        texts = [prefix + text for text, ids in parsed if ids is None]
-        tokenized = iter(self.tokenize(texts, truncation))
-        skipped = self.num_prefix_tokens(prefix)
-        encoded = []
-        for i, (text, ids) in enumerate(parsed):
-            if ids is None:
-                prompt = Prompt(tuple(next(tokenized)), text, prefix_len=skipped)
-            else:
-                prompt = Prompt(cut(ids, truncation))
-            encoded.append(self.check(prompt, truncation, i))
-        return encoded
-
-    def tokenize(self, texts: list[str], truncation: Truncation) -> list[list[int]]:
-        """Token ids of the texts, special tokens included; cut as the truncation says."""
-        if not texts:
-            return []
-        return self.call_tokenizer(truncation, [self.clean(text) for text in texts])["input_ids"]
-
-    def encode_pairs(self, pairs: list[tuple[str, str]], truncation: Truncation) -> list[Prompt]:
-        """(first, second) texts -> one prompt each; the longer text is cut first."""
-        first, second = ([self.clean(text) for text in side] for side in zip(*pairs, strict=True))
-        encoding = self.call_tokenizer(truncation, first, second)
-        prompts = []
-        for i, ids in enumerate(encoding["input_ids"]):
-            types = encoding["token_type_ids"][i] if "token_type_ids" in encoding else None
-            prompt = Prompt(tuple(ids), num_first_segment=first_segment(types))
-            prompts.append(self.check(prompt, truncation, i))
-        return prompts
-
-    def call_tokenizer(self, truncation: Truncation, *texts: list[str]) -> dict[str, Any]:
-        self.tokenizer.truncation_side = truncation.side
-        return self.tokenizer(
-            *texts,
-            add_special_tokens=truncation.add_special_tokens,
-            truncation=truncation.cut,
-            max_length=truncation.limit if truncation.cut else None,
-            verbose=False,
-        )
-
-    def clean(self, text: str) -> str:
-        """The text as the folder's own tokenization would see it."""
-        return text.lower() if self.config.do_lower_case else text
-
-    def num_prefix_tokens(self, prefix: str) -> int:
-        """Leading rows that belong to the prompt prefix, where the folder leaves them out of the mean."""
-        if self.config.include_prompt or not prefix:
-            return 0
-        ids = self.tokenizer(self.clean(prefix))["input_ids"]
-        ends_special = bool(ids) and ids[-1] in self.tokenizer.all_special_ids
-        return len(ids) - ends_special
-
-    def check(self, prompt: Prompt, truncation: Truncation, i: int) -> Prompt:
-        """The prompt, unless it is empty, too long, or has an id that the vocabulary lacks."""
-        ids, V = prompt.token_ids, self.config.hf_config.vocab_size
-        if not ids:
-            raise ValueError(f"prompt {i} is empty: it has no token; give a text or token ids")
-        if len(ids) > truncation.limit:
-            raise ValueError(
-                f"prompt {i} has {len(ids)} tokens, more than the limit of {truncation.limit}; shorten it, "
-                "or cut it with truncate_prompt_tokens=-1"
+        texts = [prompt for prompt in parsed if isinstance(prompt, str)]
+        written = iter(self.write(texts, truncation, frame, with_offsets) if texts else ())
+        return [
+            self.check(
+                next(written)
+                if isinstance(prompt, str)
+                else Prompt(cut(prompt, truncation), skip_token_ids=frame.skip_token_ids),
+                truncation,
+                i,
             )
-        if not (0 <= min(ids) and max(ids) < V):
-            bad = next(t for t in ids if not 0 <= t < V)
-            raise ValueError(f"prompt {i} has token id {bad}; the vocabulary has ids 0 to {V - 1}")
-        return prompt
+            for i, prompt in enumerate(parsed)
+        ]
 
-
-def as_list(prompts: Any) -> list:
-    """One prompt or a list of prompts -> a list of prompts."""
-    if isinstance(prompts, str | dict):
-        return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise ValueError(
-            f"prompts = {prompts!r}; give a text, token ids, a dict, or a list of these"
+    def write(
+        self, texts: list[str], truncation: Truncation, frame: Frame, with_offsets: bool
+    ) -> Iterable[Prompt]:
+        """Texts -> Prompts, special tokens and the frame included; cut as the two say."""
+        limit = min(truncation.limit, frame.limit or truncation.limit) - len(frame.marker)
+        is_cut = truncation.cut or frame.limit is not None
+        encoding = self.call_tokenizer(
+            replace(truncation, limit=limit, cut=is_cut),
+            [frame.prefix + text for text in texts],
+            return_offsets_mapping=with_offsets,
         )
-    prompts = list(prompts)
-    if prompts and all(isinstance(token, int) for token in prompts):
-        return [prompts]
-    return prompts
-
-
-def parse_prompt(prompt: Any, i: int) -> tuple[str | None, tuple[int, ...] | None]:
-    """(text, None) or (None, token ids) of one prompt in any accepted form."""
-    if isinstance(prompt, dict):
-        known = {"prompt", "prompt_token_ids"}
-        if not prompt.keys() & known or not prompt.keys() <= known:
-            raise ValueError(
-                f"prompt {i} is a dict with the keys {sorted(map(str, prompt))}; give 'prompt' or 'prompt_token_ids'"
-            )
-        prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
-    if isinstance(prompt, str):
-        return prompt, None
-    ids = tuple(prompt) if isinstance(prompt, Iterable) else (None,)
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-        raise ValueError(f"prompt {i} = {prompt!r}; give a text, or a list of int token ids")
-    return None, ids
-
-
-def cut(ids: tuple[int, ...], truncation: Truncation) -> tuple[int, ...]:
-    """Token ids that the caller gave, cut at one side."""
-    if not truncation.cut or len(ids) <= truncation.limit:
-        return ids
-    return ids[-truncation.limit :] if truncation.side == "left" else ids[: truncation.limit]
-
-
-def first_segment(types: list[int] | None) -> int | None:
-    """How many tokens belong to a pair's first text: `0..0 1..1` -> the number of zeros."""
-    if types is None or 1 not in types:
-        return None
-    index = types.index(1)
-    if types != [0] * index + [1] * (len(types) - index):
-        raise ValueError(f"token_type_ids = {types} are not zeros followed by ones")
-    return index
-
-
-def with_pooling_prefix(params, prompt: Prompt):
-    """The params of one prompt: how many leading rows MEAN leaves out."""
-    return replace(params, prompt_prefix_len=prompt.prefix_len) if prompt.prefix_len else params
+        spans = encoding["offset_mapping"] if with_offsets else [()] * len(texts)
+        ends = {self.tokenizer.cls_token_id, self.tokenizer.bos_token_id}
+        for text, ids, offsets in zip(texts, encoding["input_ids"], spans, strict=True):
+            start = int(ids[0] in ends) if ids else 0
+            ids = [*ids[:start], *frame.marker, *ids[start:]]

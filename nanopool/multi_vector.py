@@ -15,51 +15,40 @@ PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_wo
 
 @dataclass(frozen=True)
 class MultiVectorConfig:
-    """The settings, read once by resolve.py and used by inputs.py and scoring.py. Chapter 17.
+    """Settings by role ("query", "document"); read once by resolve.py, used by inputs.py. Chapter 17.
 
     Lengths count every token, prefix and special ones too; None is the model's limit. `markers`
-    are the prefixes that older folders insert as one token where the vocabulary has them.
+    are prefixes that older folders insert as one token where the vocabulary has them.
+    `query_expansion` is sentence-transformers' {"strategy": "fixed" or "min", "length": 32,
+    "attend": False, "token": None (the mask token)}, or None.
     """
 
-    query_prefix: str = ""
-    document_prefix: str = ""
-    markers: tuple[str, ...] = ()
-    query_length: int | None = None
-    document_length: int | None = None
-    expansion_length: int | None = None  # None: queries are not expanded
-    expansion_truncates: bool = True  # False: a longer query stays as it is
-    expansion_token: str | None = None  # None: the tokenizer's mask token
-    attend_to_expansion_tokens: bool = False
-    skiplist_words: tuple[str, ...] = ()
-    skiplist_tasks: tuple[str, ...] = ("document",)
-    keep_only_token_ids: tuple[int, ...] = ()  # empty: all
+    prefixes: dict[str, str]
+    lengths: dict[str, int | None]
+    markers: tuple[str, ...]
+    query_expansion: dict[str, Any] | None
+    skiplist_words: tuple[str, ...]
+    skiplist_tasks: tuple[str, ...]
+    keep_only_token_ids: tuple[int, ...]  # empty: all
 
 
 def read_multi_vector(
     settings: dict[str, Any], backbone: dict[str, Any], mask: dict[str, Any]
 ) -> MultiVectorConfig:
     """From config_sentence_transformers.json, sentence_bert_config.json and MultiVectorMask."""
-    knobs = {name: settings.get(name) for name in ("query_length", "document_length")}
-    knobs |= {"query_expansion": pylate_expansion(settings)}
-    knobs |= {name: value for name, value in backbone.items() if name in knobs}
-    expansion = knobs.pop("query_expansion") or {}
-    markers = {role: settings.get(f"{role}_prefix") or "" for role in ROLES}
     prompts = settings.get("prompts") or {}
+    markers = {role: settings.get(f"{role}_prefix") or "" for role in ROLES}
+    texts = {role: (prompts.get(role) or "").removeprefix(markers[role]) for role in ROLES}
+    keys = {role: f"{role}_length" for role in ROLES}
+    is_pylate = settings.get("model_type") == "ColBERT" or any(markers.values())
     words = mask.get("skiplist_words", settings.get("skiplist_words"))
     if words is None:
-        is_pylate = settings.get("model_type") == "ColBERT" or any(markers.values())
         words = string.punctuation if is_pylate else ""
     return MultiVectorConfig(
-        **knobs,
-        **{
-            f"{role}_prefix": marker + (prompts.get(role) or "").removeprefix(marker)
-            for role, marker in markers.items()
-        },
+        prefixes={role: markers[role] + texts[role] for role in ROLES},
+        lengths={role: backbone.get(key, settings.get(key)) for role, key in keys.items()},
         markers=tuple(marker for marker in markers.values() if marker),
-        expansion_length=expansion.get("length"),
-        expansion_truncates=expansion.get("strategy") != "min",
-        expansion_token=expansion.get("token"),
-        attend_to_expansion_tokens=bool(expansion.get("attend")),
+        query_expansion=backbone.get("query_expansion", pylate_expansion(settings)),
         skiplist_words=tuple(words),
         skiplist_tasks=tuple(mask.get("skiplist_tasks") or ("document",)),
         keep_only_token_ids=tuple(mask.get("keep_only_token_ids") or ()),
@@ -73,7 +62,8 @@ def pylate_expansion(settings: dict[str, Any]) -> dict[str, Any] | None:
     if not PYLATE_KEYS & settings.keys() or settings.get("do_query_expansion") is False:
         return None
     attend = settings.get("attend_to_expansion_tokens", False)
-    return {"strategy": "fixed", "attend": attend, "length": settings.get("query_length") or 32}
+    length = settings.get("query_length") or 32
+    return {"strategy": "fixed", "attend": attend, "token": None, "length": length}
 
 
 def stanford_settings(metadata: dict[str, Any]) -> dict[str, Any]:

@@ -41,7 +41,8 @@ class Target:
     def interrupt(self, rank):
         """Ctrl-C while one rank never comes to the barrier where the others wait."""
         if self.tp.rank == 0:
-            threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+            main = threading.main_thread().ident
+            threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT]).start()
         if self.tp.rank != rank:
             self.tp.barrier()
         else:

@@ -105,7 +105,10 @@ def attend(
 
 
 def gather(pool: Tensor, run: Run) -> Tensor:
-    """A run's keys or values through their slots: pool `[N, block, K, d]` -> `[count, key_len, K, d]`."""
+    """A run's keys or values, through their slots.
+
+    pool `[N, block, K, d]` -> `[count, key_len, K, d]`.
+    """
     rows = pool.flatten(2).flatten(0, 1).index_select(0, run.slots)
     return rows.view(run.count, run.key_len, *pool.shape[2:])
 

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanopool.layers.linear import check_size
+from nanopool.layers.linear import ShardedModule, copy_exactly, narrow
 from nanopool.parallel import TensorParallel
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(ShardedModule):
     """Rank r holds rows [start, end) of the table
 
     ids of other ranks look up row 0 and are zeroed. Chapter 01.
@@ -19,8 +19,6 @@ class VocabParallelEmbedding(nn.Module):
     The vocabulary V is padded to a multiple of R. The all_reduce adds one real row and R-1 zero
     rows, so every rank ends with the whole embedding.
     """
-
-    shard_ids: tuple[str | None, ...] = (None,)
 
     def __init__(self, vocab_size: int, hidden: int, tp: TensorParallel):
         super().__init__()
@@ -32,10 +30,9 @@ class VocabParallelEmbedding(nn.Module):
 
     def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
         """Copy this rank's rows of a `[V, D]` table; the padding rows become zero."""
-        check_size(loaded.size(0), self.vocab_size)
         rows = max(0, min(self.end, self.vocab_size) - self.start)
-        if rows:
-            param.data[:rows].copy_(loaded.narrow(0, self.start, rows))
+        start = min(self.start, self.vocab_size)
+        copy_exactly(param.data[:rows], narrow(loaded, 0, self.vocab_size, start, rows))
         param.data[rows:].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:

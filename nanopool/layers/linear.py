@@ -20,33 +20,42 @@ def divide(total: int, parts: int, what: str) -> int:
     return total // parts
 
 
-def check_size(found: int, expected: int) -> None:
-    """ValueError when a checkpoint's tensor is not as long as the config says.
-
-    The loader adds the names.
-    """
-    if found != expected:
-        raise ValueError(f"found {found} where the config says {expected}")
+def copy_exactly(target: Tensor, loaded: Tensor) -> None:
+    """Copy without broadcasting; ValueError when the shapes differ."""
+    if target.shape != loaded.shape:
+        raise ValueError(f"its shape is {list(loaded.shape)}, not {list(target.shape)}")
+    target.copy_(loaded)
 
 
-class ParallelLinear(nn.Module):
-    """What every split linear layer has:
-    this rank's weight, perhaps a bias, and where its shards come from.
+def narrow(loaded: Tensor, dim: int, full: int, start: int, size: int) -> Tensor:
+    """A rank's part of a checkpoint's tensor; ValueError unless its whole length is `full`."""
+    if loaded.size(dim) != full:
+        raise ValueError(f"its shape is {list(loaded.shape)}, but dimension {dim} must be {full}")
+    return loaded.narrow(dim, start, size)
 
-    A parameter is filled shard by shard: `shard_ids` names the checkpoint tensors that make it up
-    (one unnamed tensor, or "q", "k", "v"), and `weight_loader` copies one of them to its place.
+
+class ShardedModule(nn.Module):
+    """A layer whose weights are parts of a checkpoint's. The loader calls it. Chapters 01, 02, 06.
+
+    A parameter is filled shard by shard. `shard_ids` names the tensors that make it up: siblings
+    of this module in the checkpoint ("q_proj", "k_proj", "v_proj"), or None, the module's own name.
     """
 
     shard_ids: tuple[str | None, ...] = (None,)
+
+    def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
+        """Copy this rank's part of `loaded` to its place; ValueError when it does not fit."""
+        raise NotImplementedError
+
+
+class ParallelLinear(ShardedModule):
+    """This rank's weight `[out, in]` and perhaps a bias `[out]` of a split product. Chapter 02."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool, tp: TensorParallel):
         super().__init__()
         self.tp = tp
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-
-    def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
-        raise NotImplementedError
 
 
 class MergedColumnParallelLinear(ParallelLinear):
@@ -79,12 +88,12 @@ class MergedColumnParallelLinear(ParallelLinear):
 
     def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
         """Copy this rank's rows of one part `[n, in]` (a bias: `[n]`) to their place."""
-        check_size(loaded.size(0), self.parts[shard_id])
         names = list(self.sizes)
         offset = sum(self.sizes[name] for name in names[: names.index(shard_id)])
         size = self.sizes[shard_id]
-        shard = loaded.narrow(0, self.shard_index(shard_id) * size, size)
-        param.data.narrow(0, offset, size).copy_(shard)
+        start = self.shard_index(shard_id) * size
+        shard = narrow(loaded, 0, self.parts[shard_id], start, size)
+        copy_exactly(param.data.narrow(0, offset, size), shard)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)  # [T, in] -> [T, out/R]
@@ -105,24 +114,32 @@ class QKVParallelLinear(MergedColumnParallelLinear):
     K key/value heads fewer than R ranks are replicated: R/K neighbouring ranks hold the same head.
     """
 
-    def __init__(self, hidden: int, H: int, K: int, d: int, bias: bool, tp: TensorParallel):
+    def __init__(
+        self,
+        hidden: int,
+        heads: tuple[int, int, int],
+        bias: bool,
+        tp: TensorParallel,
+        names: tuple[str, str, str],
+    ):
+        H, K, self.head_dim = heads
         if K % tp.size and tp.size % K:
             raise ValueError(
-                f"num_key_value_heads = {K} and tensor_parallel_size = {tp.size}: "
-                "one must be divisible by the other; choose another tensor_parallel_size"
+                f"num_key_value_heads = {K} and tensor_parallel_size = {tp.size}: one must be "
+                "divisible by the other; choose another tensor_parallel_size"
             )
         self.num_heads = divide(H, tp.size, "num_attention_heads")
         self.num_kv_heads = max(1, K // tp.size)
         self.kv_replicas = max(1, tp.size // K)
-        self.head_dim = d
-        parts = {"q": H * d, "k": K * d, "v": K * d}
-        super().__init__(hidden, parts, bias, tp, "num_attention_heads")
+        self.q_name = names[0]
+        rows = (H * self.head_dim, K * self.head_dim, K * self.head_dim)
+        super().__init__(hidden, dict(zip(names, rows, strict=True)), bias, tp, "num_heads")
 
     def shard_size(self, shard_id: str | None, size: int, tp: TensorParallel, what: str) -> int:
-        return self.head_dim * (self.num_heads if shard_id == "q" else self.num_kv_heads)
+        return self.head_dim * (self.num_heads if shard_id == self.q_name else self.num_kv_heads)
 
     def shard_index(self, shard_id: str | None) -> int:
-        return self.tp.rank if shard_id == "q" else self.tp.rank // self.kv_replicas
+        return self.tp.rank if shard_id == self.q_name else self.tp.rank // self.kv_replicas
 
 
 class RowParallelLinear(ParallelLinear):
@@ -139,9 +156,8 @@ class RowParallelLinear(ParallelLinear):
         """Copy this rank's columns of `[out, in]`; a bias is whole on every rank."""
         if param.dim() == 2:
             size = param.size(1)
-            check_size(loaded.size(1), size * self.tp.size)
-            loaded = loaded.narrow(1, self.tp.rank * size, size)
-        param.data.copy_(loaded)
+            loaded = narrow(loaded, 1, size * self.tp.size, self.tp.rank * size, size)
+        copy_exactly(param.data, loaded)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.tp.size == 1:

@@ -17,7 +17,7 @@ def inverse_frequencies(config, head_dim: int) -> tuple[Tensor, float]:
     parameters = config.rope_parameters
     rope_type = parameters.get("rope_type", "default")
     if rope_type == "default":
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
+        exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         return 1.0 / parameters["rope_theta"] ** exponents, 1.0
     functions = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS
     if rope_type not in ("linear", "llama3", "yarn"):
@@ -34,8 +34,9 @@ class RotaryEmbedding:
     """
 
     def __init__(self, config, head_dim: int, max_positions: int):
-        frequencies, scaling = inverse_frequencies(config, head_dim)
-        positions = torch.arange(max_positions, dtype=torch.float32, device="cpu")
+        with torch.device("cpu"):  # models are built on the meta device, but these are values
+            frequencies, scaling = inverse_frequencies(config, head_dim)
+            positions = torch.arange(max_positions, dtype=torch.float32)
         angles = torch.outer(positions, frequencies)  # [positions, d/2]
         self.table = torch.cat((angles.cos(), angles.sin()), dim=-1) * scaling  # [positions, d]
 

@@ -3,9 +3,7 @@
 What makes a Qwen3 a generator, an embedder or a reranker. Chapter 06.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -13,8 +11,9 @@ from nanopool.batch import Batch
 from nanopool.config import ModelConfig
 from nanopool.layers.activation import get_activation
 from nanopool.layers.embed_head import ParallelLMHead
+from nanopool.layers.linear import ShardedModule, copy_exactly
 from nanopool.layers.norm import LayerNorm
-from nanopool.models.loader import rename
+from nanopool.models.loader import Weights
 from nanopool.parallel import TensorParallel
 from nanopool.pooler.heads import ClassifierHead, EmbeddingHead, RowMap, get_classifier_activation
 from nanopool.pooler.late_interaction import LateInteractionPooler, select_maxsim
@@ -32,21 +31,18 @@ DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"
 
 
 class Adapter(nn.Module):
-    """A backbone as `model`, heads beside it, and what the loader must know of their names.
+    """A backbone as `model`, heads beside it, and what the loader must know of them. Chapter 06.
 
-    Chapter 06.
-
-    `name_map`: parts of a checkpoint's name -> (ours, shard id). `copies`: a tensor that a second
-    parameter needs too. `ignored`: parts that mark tensors which this model does not use.
+    `sources`: our name of a parameter, or of a module -> the checkpoint's, where they differ.
+    `ignored`: names, or parts of names, of tensors that this model does not need.
     """
 
     ignored: tuple[str, ...] = ("position_ids", "rotary_emb")
 
-    def __init__(self, backbone: nn.Module, config: ModelConfig):
+    def __init__(self, backbone: nn.Module):
         super().__init__()
         self.model = backbone
-        self.name_map = dict(backbone.name_map)
-        self.copies: dict[str, str] = {}
+        self.sources: dict[str, str] = {}
 
     def forward(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
         return self.model(batch, kv_caches)  # [T, D]
@@ -54,32 +50,25 @@ class Adapter(nn.Module):
     def tie_weights(self) -> None:
         """Share parameters that are one tensor; called once they have storage."""
 
-    def extra_files(self, config: ModelConfig) -> dict[str, Path]:
-        """Weights that lie beside the backbone's: prefix -> file or folder."""
-        return {}
-
-    def targets(self, name: str) -> Iterator[tuple[str, str | None]]:
-        """The (parameter, shard)s that a checkpoint's tensor is for."""
-        yield rename(name, self.name_map)
-        if name in self.copies:
-            yield self.copies[name], None
-
-    def checkpoint_name(self, target: str, shard: str | None) -> str:
-        """The inverse of `targets`, for messages."""
-        for source, copy in self.copies.items():
-            if copy == target:
-                return source
-        for old, (new, shard_id) in self.name_map.items():
-            if shard_id == shard and (shard or new in target) and old not in ("gamma", "beta"):
-                target = target.replace(new, old)
-        return target.removeprefix("model.")
+    def source(self, module: str, attribute: str, shard_id: str | None) -> str:
+        """The checkpoint's name of one shard of a parameter."""
+        module = module.removeprefix("model.")
+        if shard_id is not None:
+            module = f"{module.rpartition('.')[0]}.{shard_id}"
+        name = f"{module}.{attribute}"
+        for ours, theirs in self.sources.items():
+            if f"{name}.".startswith(f"{ours}."):
+                return theirs + name.removeprefix(ours)
+        return name
 
 
 class CausalLM(Adapter):
     """The generator: logits of the rows that the runner picks. Chapters 01 and 04."""
 
-    def __init__(self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, shapes: dict):
-        super().__init__(backbone, config)
+    def __init__(
+        self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, weights: Weights
+    ):
+        super().__init__(backbone)
         hf = config.hf_config
         self.tied = hf.tie_word_embeddings
         self.lm_head = ParallelLMHead(hf.vocab_size, hf.hidden_size, tp)
@@ -113,22 +102,23 @@ class PoolingAdapter(Adapter):
 
     ignored = (*Adapter.ignored, "lm_head", "pooler", "cls")
 
-    def __init__(self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, shapes: dict):
-        super().__init__(backbone, config)
-        folders = [module for module in config.modules if module.name == "Dense"]
-        self.dense = nn.ModuleDict({m.path.name: Dense(m.config) for m in folders})
-        self.dense_files = {f"dense.{m.path.name}": m.path for m in folders}
-        for name in self.dense:
-            self.name_map |= {f"{name}.{old}": (name, None) for old in ("linear", "dense")}
-        poolers = self.build_poolers(config, shapes)
+    def __init__(
+        self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, weights: Weights
+    ):
+        super().__init__(backbone)
+        self.dense = nn.ModuleDict()
+        for module in (module for module in config.modules if module.name == "Dense"):
+            prefix = f"dense.{module.path.name}"
+            self.dense[module.path.name] = Dense(module.config)
+            weights.add(module.path, f"{prefix}.")
+            if f"{prefix}.linear.weight" in weights:
+                self.sources[prefix] = f"{prefix}.linear"
+        poolers = self.build_poolers(config, weights)
         self.pooler = DispatchPooler({task: poolers[task] for task in config.spec.tasks})
 
-    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         """A pooler for each task that this adapter knows; the heads are made here too."""
         raise NotImplementedError
-
-    def extra_files(self, config: ModelConfig) -> dict[str, Path]:
-        return self.dense_files
 
     def project(self, rows: Tensor) -> Tensor:
         for dense in self.dense.values():
@@ -174,7 +164,7 @@ class EmbeddingModel(PoolingAdapter):
 
     ignored = (*PoolingAdapter.ignored, "classifier", "score")
 
-    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         return embedding_poolers(config, self.project, self.project)
 
 
@@ -183,38 +173,42 @@ class TanhPoolingModel(PoolingAdapter):
 
     ignored = (*Adapter.ignored, "lm_head", "cls", "classifier")
 
-    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         D = config.hf_config.hidden_size
         self.pooler_dense = nn.Linear(D, D)
-        self.name_map["pooler.dense"] = ("pooler_dense", None)
+        self.sources["pooler_dense"] = "pooler.dense"
         return embedding_poolers(config, lambda rows: self.pooler_dense(rows).tanh(), None)
 
 
 class ColBERTModel(PoolingAdapter):
     """A linear map of every row to a small vector (arXiv 2004.12832). Chapter 17."""
 
-    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
-        name = "linear" if "linear.weight" in shapes else "colbert_linear"
-        E = shapes.get(f"{name}.weight", (config.embedding_size or 128,))[0]
+    def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
+        name = "colbert_linear" if "colbert_linear.weight" in weights else "linear"
+        self.sources["linear"] = name
+        E = len(weights[f"{name}.weight"]) if f"{name}.weight" in weights else 0
         self.linear = nn.Linear(config.hf_config.hidden_size, E, bias=False)
-        self.name_map[name] = ("linear", None)
         return embedding_poolers(config, None, self.linear)
 
 
-class LMHeadRows(nn.Linear):
+class LMHeadRows(ShardedModule):
     """A classifier cut out of an LM head: rows `plus`, less row `minus`, in float32. Chapter 17.
 
-    sigmoid(h (W_yes - W_no)) is the softmax over (no, yes) at yes: a reranker that is a language
-    model.
+    sigmoid(h (W_yes - W_no)) is the softmax over (no, yes) at yes: a language model that reranks.
     """
 
     def __init__(self, hidden: int, plus: tuple[int, ...], minus: int | None):
-        super().__init__(hidden, len(plus), bias=False)
+        super().__init__()
         self.plus, self.minus = list(plus), minus
+        self.weight = nn.Parameter(torch.empty(len(plus), hidden))
 
     def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
         rows = loaded[self.plus].float()  # [L, D]
-        param.data.copy_(rows if self.minus is None else rows - loaded[self.minus].float())
+        minus = 0 if self.minus is None else loaded[self.minus].float()
+        copy_exactly(param.data, rows - minus)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return F.linear(rows, self.weight)  # [n, D] -> [n, L]
 
 
 class ClassificationModel(PoolingAdapter):
@@ -222,28 +216,25 @@ class ClassificationModel(PoolingAdapter):
     cross-encoders, classifiers, rerankers. Chapters 14 and 17.
     """
 
-    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
-        heads = (classifier_head(config, m) for m in self.build_classifier(config, shapes))
+    def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
+        heads = (classifier_head(config, m) for m in self.build_classifier(config, weights))
         return DispatchPooler.for_seq_cls(config.pooler.seq_pooling_type, *heads).poolers
 
-    def build_classifier(self, config: ModelConfig, shapes: dict) -> tuple[RowMap, RowMap]:
+    def build_classifier(self, config: ModelConfig, weights: Weights) -> tuple[RowMap, RowMap]:
         """The maps from pooled rows and from single rows to logits."""
         hf, spec = config.hf_config, config.spec
         if self.dense:
             return self.project, self.project
         if config.classifier_rows is not None:
             self.classifier = LMHeadRows(hf.hidden_size, *config.classifier_rows)
-            if hf.tie_word_embeddings:
-                self.copies["embed_tokens.weight"] = "classifier.weight"
-            else:
-                self.name_map["lm_head"] = ("classifier", None)
+            self.sources["classifier"] = "embed_tokens" if hf.tie_word_embeddings else "lm_head"
             return self.classifier, self.classifier
-        self.name_map[spec.classifier_name] = ("classifier", None)
-        has_bias = f"{spec.classifier_name}.bias" in shapes or spec.dense_name is not None
+        self.sources["classifier"] = spec.classifier_name
+        has_bias = f"{spec.classifier_name}.bias" in weights or spec.dense_name is not None
         self.classifier = nn.Linear(hf.hidden_size, config.num_labels, bias=has_bias)
         if spec.dense_name is None:
             return self.classifier, self.classifier
-        self.name_map = {spec.dense_name: ("dense_layer", None)} | self.name_map
+        self.sources["dense_layer"] = spec.dense_name
         self.dense_layer = nn.Linear(hf.hidden_size, hf.hidden_size)
         per_token = self.classify_pooled if spec.classifies_tokens_with_dense else self.classifier
         return self.classify_pooled, per_token
@@ -256,9 +247,9 @@ class ClassificationModel(PoolingAdapter):
 class TokenClassificationModel(PoolingAdapter):
     """`token_classify` with a linear classifier: named entities. Chapter 13."""
 
-    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
-        self.name_map["score"] = ("classifier", None)
-        has_bias = bool({"classifier.bias", "score.bias"} & shapes.keys())
+    def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
+        name = self.sources["classifier"] = "score" if "score.weight" in weights else "classifier"
+        has_bias = f"{name}.bias" in weights
         self.classifier = nn.Linear(config.hf_config.hidden_size, config.num_labels, bias=has_bias)
         head = classifier_head(config, self.classifier)
         return {
@@ -269,7 +260,7 @@ class TokenClassificationModel(PoolingAdapter):
 class RewardModel(PoolingAdapter):
     """A two-layer score for every token, or for the tokens that close a step. Chapter 13."""
 
-    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         D = config.hf_config.hidden_size
         self.score = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, config.num_labels))
         head = classifier_head(config, self.score)
@@ -302,11 +293,11 @@ class MaskedLM(PoolingAdapter):
     Chapter 16.
     """
 
-    ignored = (*Adapter.ignored, "pooler", "cls.seq_relationship")
+    ignored = (*Adapter.ignored, "pooler", "seq_relationship")
 
-    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         self.mlm_head = MLMHead(config)
-        self._map_names(config.hf_config.tie_word_embeddings, shapes)
+        self._name_head(config.hf_config.tie_word_embeddings, weights)
         head = classifier_head(config, self.mlm_head)
         return {
             "embed": SpladePooler(self.mlm_head, config.hf_config.vocab_size, config.splade),
@@ -314,32 +305,34 @@ class MaskedLM(PoolingAdapter):
             "token_classify": TokenPooler("token_classify", "ALL", head),
         }
 
-    def _map_names(self, tied: bool, shapes: dict) -> None:
-        """BERT's and RoBERTa's names of one head; its bias has two, and files may hold both."""
-        heads = ("cls.predictions", "lm_head")
-        unused = [f"{head}.bias" for head in heads if f"{head}.decoder.bias" in shapes]
-        if tied:
-            unused += [f"{head}.decoder.weight" for head in heads]
-            self.copies["embeddings.word_embeddings.weight"] = "mlm_head.decoder.weight"
-        self.ignored = (*self.ignored, *unused)
-        self.name_map = {
-            **dict.fromkeys(unused, ("unused", None)),
-            "cls.predictions.transform": ("mlm_head", None),
-            "cls.predictions": ("mlm_head", None),
-            "lm_head": ("mlm_head", None),
-            "layer_norm": ("LayerNorm", None),
-            "mlm_head.bias": ("mlm_head.decoder.bias", None),
-            **self.name_map,
+    def _name_head(self, tied: bool, weights: Weights) -> None:
+        """The head under BERT's or RoBERTa's names; its bias has two, and files may hold both."""
+        head = "cls.predictions" if "cls.predictions.bias" in weights else "lm_head"
+        is_bert = head == "cls.predictions"
+        bias = f"{head}.decoder.bias"
+        self.sources = {
+            "mlm_head.decoder.weight": f"{head}.decoder.weight",
+            "mlm_head.decoder.bias": bias if bias in weights else f"{head}.bias",
+            "mlm_head.dense": f"{head}.transform.dense" if is_bert else f"{head}.dense",
+            "mlm_head.LayerNorm": f"{head}.transform.LayerNorm"
+            if is_bert
+            else f"{head}.layer_norm",
         }
+        self.ignored = (*self.ignored, f"{head}.bias")
+        if tied:
+            self.sources["mlm_head.decoder.weight"] = "embeddings.word_embeddings.weight"
+            self.ignored = (*self.ignored, f"{head}.decoder.weight")
 
 
 class BgeM3Model(PoolingAdapter):
     """Dense, sparse and multi-vector outputs of one pass (BGE-M3, arXiv 2402.03216). Chapter 16."""
 
-    def build_poolers(self, config: ModelConfig, shapes: dict) -> dict[str, Pooler]:
+    def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         hf, dtype = config.hf_config, config.head_dtype
         self.sparse_linear = nn.Linear(hf.hidden_size, 1)
         self.colbert_linear = nn.Linear(hf.hidden_size, hf.hidden_size)
+        for name in ("sparse_linear", "colbert_linear"):
+            weights.add(config.folder / f"{name}.pt", f"{name}.")
         poolers = embedding_poolers(config, None, None)
         rows = TokenPooler("token_embed", "ALL", EmbeddingHead(dtype, self.colbert_linear))
         weights = TokenPooler(
@@ -356,7 +349,3 @@ class BgeM3Model(PoolingAdapter):
 
     def sparse_weights(self, rows: Tensor) -> Tensor:
         return self.sparse_linear(rows).squeeze(-1)  # [n, D] -> [n]
-
-    def extra_files(self, config: ModelConfig) -> dict[str, Path]:
-        names = ("sparse_linear", "colbert_linear")
-        return {name: config.folder / f"{name}.pt" for name in names}

@@ -14,13 +14,7 @@ from nanopool.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowP
 from nanopool.layers.norm import LayerNorm
 from nanopool.parallel import TensorParallel
 
-NAME_MAP = {
-    "attention.self.query": ("attention.qkv", "q"),
-    "attention.self.key": ("attention.qkv", "k"),
-    "attention.self.value": ("attention.qkv", "v"),
-    "gamma": ("weight", None),
-    "beta": ("bias", None),
-}
+QKV_NAMES = ("self.query", "self.key", "self.value")
 
 
 class BertEmbeddings(nn.Module):
@@ -76,7 +70,7 @@ class BertAttention(nn.Module):
         hf = config.hf_config
         H, D = hf.num_attention_heads, hf.hidden_size
         self.head_dim = D // H
-        self.qkv = QKVParallelLinear(D, H, H, self.head_dim, True, tp)
+        self.qkv = QKVParallelLinear(D, (H, H, self.head_dim), True, tp, QKV_NAMES)
         self.attn = Attention(self.head_dim, causal=False)
         self.output = BertSelfOutput(D, config, tp, "hidden_size")
 
@@ -120,7 +114,6 @@ class BertModel(nn.Module):
     `model(batch, []) -> hidden [T, D]`. Called by the adapters; chapter 05.
     """
 
-    name_map = NAME_MAP
     embeddings_class = BertEmbeddings
 
     def __init__(self, config: ModelConfig, tp: TensorParallel):

@@ -1,11 +1,11 @@
 """From the tensors of a checkpoint to the parameters of a model, each written exactly once.
 
-Chapter 06.
+Each parameter says which tensors it is made of; what is missing and what nobody asked for is an
+error. Chapter 06.
 """
 
 import json
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import safetensors
@@ -13,197 +13,136 @@ import torch
 from torch import Tensor, nn
 
 from nanopool.config import ModelConfig
+from nanopool.layers.linear import ShardedModule, copy_exactly
 from nanopool.models import load_class
 from nanopool.parallel import TensorParallel
-
-BACKBONE_PREFIXES = ("model.", "bert.", "roberta.")
 
 
 def load_model(config: ModelConfig, tp: TensorParallel) -> nn.Module:
     """The model of this rank with its weights, on the config's device and in its dtypes.
 
-    Built on the meta device first, so that no weight exists twice. ValueError lists what is
-    missing, unknown or written twice under the checkpoint's names.
+    Built on the meta device first, so that no weight exists twice. Raises as `load_weights` does.
     """
     backbone, adapter = load_class(config.spec)
-    weights = WeightFiles(config.folder)
-    shapes = weights.shapes()
+    weights = Weights(config.folder)
     with torch.device("meta"):
-        model = adapter(backbone(config, tp), config, tp, shapes)
+        model = adapter(backbone(config, tp), config, tp, weights)
     for name, child in model.named_children():
         child.to(config.dtype if name in ("model", "lm_head") else config.head_dtype)
     model.to_empty(device=config.device)
     model.tie_weights()
-    load_weights(model, weights.tensors(model.extra_files(config)))
+    load_weights(model, weights)
     return model.eval()
 
 
-class WeightFiles:
-    """The weight files of a model folder:
-    safetensors or pytorch_model.bin, whole or in shards. Chapter 06.
+def load_weights(model: nn.Module, weights: "Weights") -> None:
+    """Write every parameter, shard by shard, from the tensors that its adapter names.
+
+    ValueError, under the checkpoint's names, when one is missing, does not fit, or is not used.
+    """
+    missing = []
+    for name, param in model.named_parameters():
+        module_name, _, attribute = name.rpartition(".")
+        module = model.get_submodule(module_name)
+        is_sharded = isinstance(module, ShardedModule)
+        for shard_id in module.shard_ids if is_sharded else (None,):
+            source = model.source(module_name, attribute, shard_id)
+            if source not in weights:
+                missing.append(source)
+                continue
+            loaded = weights[source]
+            try:
+                if is_sharded:
+                    module.weight_loader(param, loaded, shard_id)
+                else:
+                    copy_exactly(param.data, loaded)
+            except ValueError as error:
+                raise ValueError(f"{source} does not fit config.json: {error}") from error
+    unknown = weights.unused(model.ignored)
+    if missing or unknown:
+        raise ValueError(
+            f"the checkpoint does not fit the architecture in config.json: missing {missing[:20]}, "
+            f"not understood {unknown[:20]}"
+        )
+
+
+class Weights:
+    """The tensors of a checkpoint by name, read when asked for; knows which were. Chapter 06.
+
+    Names are those of the files without the backbone's prefix (`bert.`, `model.`), and with
+    `weight` and `bias` for the old `gamma` and `beta`. Files are untrusted: only tensors are read.
     """
 
     def __init__(self, folder: Path):
-        self.folder = folder
-        self.files = self._find()
+        self.places: dict[str, tuple[Tensors, str]] = {}
+        self.used: set[str] = set()
+        self.add(folder)
 
-    def _find(self) -> list[Path]:
-        for name in ("model.safetensors", "pytorch_model.bin"):
-            index = self.folder / f"{name}.index.json"
-            if index.is_file():
-                shards = json.loads(index.read_text())["weight_map"].values()
-                return [inside(self.folder, shard) for shard in dict.fromkeys(shards)]
-            if (self.folder / name).is_file():
-                return [self.folder / name]
-        raise FileNotFoundError(
-            f"{self.folder} has neither model.safetensors nor pytorch_model.bin (nor an index of "
-            "shards); give a folder that holds the weights"
-        )
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of all tensors by name, without the backbone's prefix."""
-        pairs = (pair for file in self.files for pair in tensor_shapes(file))
-        return {strip_prefix(name): shape for name, shape in pairs}
-
-    def tensors(self, extra: dict[str, Path]) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of all files, then of `extra`:
-        prefix -> file, or folder that holds one.
-        """
-        for file in self.files:
-            yield from read_tensors(file)
-        for prefix, path in extra.items():
-            if not path.exists():
-                raise FileNotFoundError(f"{path} is missing: the model folder is incomplete")
-            files = WeightFiles(path).files if path.is_dir() else [path]
-            for name, tensor in (pair for file in files for pair in read_tensors(file)):
-                yield f"{prefix}.{name}", tensor
-
-
-def inside(folder: Path, name: str) -> Path:
-    """folder / name.
-
-    ValueError when that leaves the folder, FileNotFoundError when nothing is there.
-    """
-    path = folder / name
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"{name!r} points outside the model folder {folder}")
-    if not path.exists():
-        raise FileNotFoundError(f"{path} is missing: the model folder is incomplete")
-    return path
-
-
-def tensor_shapes(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    if file.suffix != ".safetensors":
-        yield from ((name, tuple(tensor.shape)) for name, tensor in read_tensors(file))
-        return
-    with open_safetensors(file) as tensors:
-        for name in tensors.keys():
-            yield name, tuple(tensors.get_slice(name).get_shape())
-
-
-def read_tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of one file.
-
-    Checkpoints are untrusted: no pickled object but tensors is loaded.
-    """
-    if file.suffix == ".safetensors":
-        with open_safetensors(file) as tensors:
+    def add(self, place: Path, prefix: str = "") -> None:
+        """Enter the tensors of a file, or of a folder's weight files, under `prefix`."""
+        for file in weight_files(place) if place.is_dir() else [place]:
+            tensors = open_tensors(file)
             for name in tensors.keys():
-                yield name, tensors.get_tensor(name)
-        return
-    try:
-        yield from torch.load(file, map_location="cpu", weights_only=True, mmap=True).items()
-    except Exception as error:
-        raise ValueError(f"{file} is not a file of plain tensors: {error}") from error
+                key = prefix + normalise(name)
+                if key in self.places:
+                    raise ValueError(f"{name} is in the checkpoint {place} twice, or has two names")
+                self.places[key] = tensors, name
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.places
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.used.add(name)
+        tensors, real_name = self.places[name]
+        return tensors.get_tensor(real_name)
+
+    def unused(self, ignored: Iterable[str]) -> list[str]:
+        """The files' names of tensors that nobody read, but for those with an ignored part."""
+        ignored = set(ignored)
+        names = self.places.keys() - self.used - ignored
+        return sorted(self.places[name][1] for name in names if ignored.isdisjoint(name.split(".")))
 
 
-def open_safetensors(file: Path):
-    try:
-        return safetensors.safe_open(file, framework="pt")
-    except Exception as error:
-        raise ValueError(f"{file} is damaged: {error}; fetch it again") from error
+def normalise(name: str) -> str:
+    """`bert.encoder.x.LayerNorm.gamma` -> `encoder.x.LayerNorm.weight`."""
+    first, *parts = name.split(".")
+    if first not in ("model", "bert", "roberta"):
+        parts = [first, *parts]
+    parts[-1] = {"gamma": "weight", "beta": "bias"}.get(parts[-1], parts[-1])
+    return ".".join(parts)
 
 
-def strip_prefix(name: str) -> str:
-    """`bert.encoder.x` and `encoder.x` are the same tensor."""
-    for prefix in BACKBONE_PREFIXES:
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name
+def weight_files(folder: Path) -> list[Path]:
+    """safetensors or pytorch_model.bin, whole or in shards.
 
-
-def has_parts(name: str, parts: str) -> re.Match | None:
-    """Where the dotted `parts` occur in a dotted name, as whole parts."""
-    return re.search(rf"(?:^|(?<=\.)){re.escape(parts)}(?=\.|$)", name)
-
-
-def rename(name: str, name_map: dict[str, tuple[str, str | None]]) -> tuple[str, str | None]:
-    """(parameter name, shard id) of a checkpoint's name."""
-    shard = None
-    for old, (new, shard_id) in name_map.items():
-        if match := has_parts(name, old):
-            name = name[: match.start()] + new + name[match.end() :]
-            shard = shard or shard_id
-    return name, shard
-
-
-def load_weights(model: nn.Module, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Write every tensor to its parameter.
-
-    ValueError unless each parameter was written once, each tensor used.
+    ValueError when an index points outside the folder, FileNotFoundError when a file is missing.
     """
-    params = dict(model.named_parameters())
-    missing = {(name, shard) for name in params for shard in shard_ids(model, name)}
-    unknown = []
-    for full_name, tensor in tensors:
-        name = strip_prefix(full_name)
-        found = [(resolve_target(target, params), shard) for target, shard in model.targets(name)]
-        targets = [(target, shard) for target, shard in found if target is not None]
-        for target, shard in targets:
-            if (target, shard) not in missing:
-                raise ValueError(f"{full_name} is in the checkpoint twice, or under two names")
-            write(model, target, shard, tensor, full_name)
-            missing.discard((target, shard))
-        if not targets and not any(has_parts(name, ignored) for ignored in model.ignored):
-            unknown.append(full_name)
-    if missing or unknown:
-        raise ValueError(describe(model, missing, unknown))
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            shards = dict.fromkeys(json.loads(index.read_text())["weight_map"].values())
+            if outside := [shard for shard in shards if Path(shard).name != shard]:
+                raise ValueError(f"{index} points outside its folder: {outside[0]!r}")
+            return [folder / shard for shard in shards]
+        if (folder / name).is_file():
+            return [folder / name]
+    raise FileNotFoundError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
 
 
-def resolve_target(name: str, params: dict[str, nn.Parameter]) -> str | None:
-    """The parameter of that name: a head's, or the backbone's."""
-    return next((n for n in (name, f"model.{name}") if n in params), None)
+class Tensors(dict):
+    """A loaded pytorch_model.bin with the two methods of an open safetensors file."""
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self[name]
 
 
-def shard_ids(model: nn.Module, name: str) -> tuple[str | None, ...]:
-    module = model.get_submodule(name.rpartition(".")[0])
-    return getattr(module, "shard_ids", (None,))
-
-
-def write(model: nn.Module, target: str, shard: str | None, tensor: Tensor, name: str) -> None:
-    module, _, attribute = target.rpartition(".")
-    owner = model.get_submodule(module)
-    param = getattr(owner, attribute)
+def open_tensors(file: Path):
+    """An open file of tensors; ValueError when it is damaged or holds anything else."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing: the model folder is incomplete")
     try:
-        loader = getattr(owner, "weight_loader", copy_whole)
-        loader(param, tensor, shard)
-    except (ValueError, RuntimeError) as error:
-        raise ValueError(f"{name} {list(tensor.shape)} does not fit the model: {error}") from error
-
-
-def copy_whole(param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
-    """The loader of a parameter that every rank holds whole."""
-    if param.shape != loaded.shape:
-        raise ValueError(f"the config says {list(param.shape)}")
-    param.data.copy_(loaded)
-
-
-def describe(model: nn.Module, missing: set, unknown: list[str]) -> str:
-    """The error text, under the checkpoint's names."""
-    lines = ["the checkpoint does not match the model"]
-    if missing:
-        names = sorted(model.checkpoint_name(target, shard) for target, shard in missing)
-        lines.append(f"missing: {', '.join(names[:20])}")
-    if unknown:
-        lines.append(f"not understood: {', '.join(sorted(unknown)[:20])}")
-    return "; ".join(lines) + "; check the architecture in config.json"
+        if file.suffix == ".safetensors":
+            return safetensors.safe_open(file, framework="pt")
+        return Tensors(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+    except Exception as error:
+        raise ValueError(f"{file} is damaged or not a plain file of tensors: {error}") from error

@@ -15,14 +15,6 @@ from nanopool.layers.norm import RMSNorm
 from nanopool.layers.rotary_embedding import RotaryEmbedding, apply_rotary
 from nanopool.parallel import TensorParallel
 
-NAME_MAP = {
-    "q_proj": ("qkv_proj", "q"),
-    "k_proj": ("qkv_proj", "k"),
-    "v_proj": ("qkv_proj", "v"),
-    "gate_proj": ("gate_up_proj", "gate"),
-    "up_proj": ("gate_up_proj", "up"),
-}
-
 
 class Qwen3Attention(nn.Module):
     """Project, normalise q and k (Qwen3 only), rotate, attend, project back. Chapter 04."""
@@ -34,7 +26,9 @@ class Qwen3Attention(nn.Module):
         d = getattr(hf, "head_dim", None) or hf.hidden_size // H
         out_bias = getattr(hf, "attention_bias", False)
         qkv_bias = out_bias if spec.qkv_bias is None else spec.qkv_bias
-        self.qkv_proj = QKVParallelLinear(hf.hidden_size, H, K, d, qkv_bias, tp)
+        self.qkv_proj = QKVParallelLinear(
+            hf.hidden_size, (H, K, d), qkv_bias, tp, ("q_proj", "k_proj", "v_proj")
+        )
         self.o_proj = RowParallelLinear(H * d, hf.hidden_size, out_bias, tp, "H * head_dim")
         self.q_norm = RMSNorm(d, hf.rms_norm_eps) if spec.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(d, hf.rms_norm_eps) if spec.qk_norm else nn.Identity()
@@ -57,7 +51,7 @@ class Qwen3MLP(nn.Module):
         super().__init__()
         hf = config.hf_config
         D, F, bias = hf.hidden_size, hf.intermediate_size, getattr(hf, "mlp_bias", False)
-        parts = {"gate": F, "up": F}
+        parts = {"gate_proj": F, "up_proj": F}
         self.gate_up_proj = MergedColumnParallelLinear(D, parts, bias, tp, "intermediate_size")
         self.down_proj = RowParallelLinear(F, D, bias, tp, "intermediate_size")
         self.act_and_mul = get_gated_activation(hf.hidden_act)
@@ -90,8 +84,6 @@ class Qwen3Model(nn.Module):
 
     `model(batch, kv_caches) -> hidden [T, D]`. Called by the adapters; chapter 04.
     """
-
-    name_map = NAME_MAP
 
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()

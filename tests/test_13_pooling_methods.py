@@ -1,0 +1,158 @@
+"""CLS, LAST, MEAN, ALL and STEP on causal models: the same result however the engine cuts, caches,
+orders or interrupts the prompts. Chapter 13.
+"""
+
+import random
+
+import pytest
+import references
+import torch
+from answers import ask, ask_once, assert_close, start
+from tiny_tokenizers import BPE_VOCAB
+
+from nanopool import PoolerConfig
+from nanopool.engine.engine import CallResult
+from nanopool.engine.sequence import Sequence
+from nanopool.inputs import Prompt
+from nanopool.pooler.params import PoolingParams
+
+TAG = 7  # closes a step, where the method is STEP
+LENGTHS = (1, 2, 5, 9, 12, 23)
+PROMPTS = [
+    [TAG if i % 4 == 3 else token for i, token in enumerate(ids)]
+    for ids in references.random_prompts(BPE_VOCAB, LENGTHS)
+]
+METHODS = {
+    "CLS": lambda rows, ids: references.normalize(rows[0]),
+    "LAST": lambda rows, ids: references.normalize(rows[-1]),
+    "MEAN": lambda rows, ids: references.normalize(rows.mean(0)),
+    "ALL": lambda rows, ids: references.normalize(rows),
+    "STEP": lambda logits, ids: logits[torch.tensor(ids) == TAG].softmax(-1),
+}
+
+
+class Case:
+    """One method: the checkpoint and task that show it, its settings, what transformers says."""
+
+    def __init__(self, method: str, checkpoint):
+        self.method = method
+        if method == "STEP":
+            self.folder, self.task = checkpoint("qwen2_process_reward"), "token_classify"
+            rows = [references.reward_logits(self.folder, ids) for ids in PROMPTS]
+        else:
+            self.folder = checkpoint("qwen3", suffix="Model", std=0.2)
+            self.task = "token_embed" if method == "ALL" else "embed"
+            model = references.load(self.folder)
+            rows = [references.hidden_states(model, ids) for ids in PROMPTS]
+        pairs = zip(rows, PROMPTS, strict=True)
+        self.expected = [METHODS[method](*pair) for pair in pairs]
+        tag = TAG if method == "STEP" else None
+        self.pooler = {"pooler_config": PoolerConfig(pooling_type=method, step_tag_id=tag)}
+
+    def ask_once(self, prompts=PROMPTS, **settings) -> list[torch.Tensor]:
+        return ask_once(self.folder, prompts, self.task, self.pooler | settings)
+
+    def start(self, **settings):
+        return start(self.folder, **self.pooler, **settings)
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def case(request, checkpoint) -> Case:
+    return Case(request.param, checkpoint)
+
+
+def test_a_whole_prompt_gives_what_transformers_gives(case):
+    assert_close(case.ask_once(), case.expected)
+
+
+@pytest.mark.parametrize("budget", range(1, max(LENGTHS) + 2))
+def test_every_budget_gives_the_same(case, budget):
+    assert_close(case.ask_once(max_num_batched_tokens=budget), case.expected)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
+def test_every_block_size_gives_the_same(case, block_size):
+    settings = {"block_size": block_size, "max_num_batched_tokens": 10}
+    assert_close(case.ask_once(**settings), case.expected)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_order_gives_the_same(case, seed):
+    order = random.Random(seed).sample(range(len(PROMPTS)), len(PROMPTS))
+    found = case.ask_once([PROMPTS[i] for i in order])
+    assert_close(found, [case.expected[i] for i in order])
+
+
+def test_a_prompt_alone_gives_the_same(case):
+    with case.start() as llm:
+        assert_close([ask(llm, [ids], case.task)[0] for ids in PROMPTS], case.expected)
+
+
+@pytest.mark.parametrize("budget", [5, 64])
+def test_a_starved_pool_gives_the_same(case, budget):
+    smallest = -(-max(LENGTHS) // 4)
+    settings = {"num_kv_blocks": smallest, "block_size": 4, "max_num_batched_tokens": budget}
+    assert_close(case.ask_once(**settings), case.expected)
+
+
+def test_a_preempted_prompt_starts_its_pooling_again(case):
+    with case.start(max_num_batched_tokens=9, block_size=4) as llm, torch.inference_mode():
+        request = llm.pooling_request(Prompt(tuple(PROMPTS[-1])), PoolingParams(), case.task)
+        engine, result = llm.llm_engine, CallResult()
+        engine.scheduler.add(Sequence(request))
+        engine.step(result)
+        engine.scheduler._preempt_youngest()
+        while engine.scheduler.has_work:
+            engine.step(result)
+    assert_close(result.outputs[request.request_id], case.expected[-1])
+
+
+@pytest.mark.parametrize("enable_prefix_caching", [True, False])
+def test_a_prompt_sent_twice_gives_the_same(case, enable_prefix_caching):
+    settings = {"block_size": 4, "enable_prefix_caching": enable_prefix_caching}
+    with case.start(**settings) as llm:
+        for _ in range(2):
+            assert_close(ask(llm, PROMPTS, case.task), case.expected)
+
+
+@pytest.mark.parametrize("length", [4, 7, 8, 9])
+def test_only_last_reads_the_prefix_cache(case, length):
+    """Whole blocks of 4, and at least one token is computed."""
+    computed = []
+    with case.start(block_size=4) as llm:
+        llm.llm_engine.runner.model.register_forward_pre_hook(
+            lambda _, args: computed.append(len(args[0].input_ids))
+        )
+        for _ in range(2):
+            ask(llm, [PROMPTS[-1][:length]], case.task)
+    again = length - (length - 1) // 4 * 4 if case.method == "LAST" else length
+    assert computed == [length, again]
+
+
+def test_a_prompt_without_a_step_tag_gives_no_rows(checkpoint):
+    settings = {"pooler_config": PoolerConfig(step_tag_id=TAG)}
+    folder = checkpoint("qwen2_process_reward")
+    (rows,) = ask_once(folder, [[8, 9, 10]], "token_classify", settings)
+    assert rows.shape == (0, 2)
+
+
+def test_mean_divides_by_each_prompts_own_length(checkpoint):
+    folder = checkpoint("qwen3", suffix="Model", std=0.2)
+    settings = {"pooler_config": PoolerConfig(pooling_type="MEAN")}
+    found = ask_once(folder, [PROMPTS[1], PROMPTS[3]], "embed", settings, use_activation=False)
+    model = references.load(folder)
+    rows = [references.hidden_states(model, ids) for ids in (PROMPTS[1], PROMPTS[3])]
+    assert_close(found, [r.mean(0) for r in rows])
+
+
+@pytest.mark.parametrize("budget", [1, 3, 8192])
+def test_mean_leaves_out_the_prompts_rows_where_the_folder_says_so(checkpoint, budget):
+    from sentence_transformers import SentenceTransformer
+
+    facts = {"backbone": "qwen3", "include_prompt": False, "suffix": "Model", "std": 0.2}
+    folder = checkpoint("sentence_transformer", **facts)
+    with start(folder, max_num_batched_tokens=budget) as llm:
+        outputs = llm.embed(references.TEXTS, prompt_name="query", use_tqdm=False)
+    model = SentenceTransformer(str(folder), device="cpu")
+    expected = model.encode(references.TEXTS, prompt_name="query", convert_to_tensor=True)
+    assert_close(torch.stack([output.outputs.data for output in outputs]), expected)
