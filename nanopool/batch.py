@@ -1,7 +1,4 @@
-"""The tensors of one step:
-
-The one thing that engine, models and layers share. Chapters 03 and 10.
-"""
+"""The tensors of one step, shared by engine, models and layers. Chapters 03 and 10."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,9 +35,7 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 class Slice(NamedTuple):
-    """One sequence's part of a step:
-    n tokens from position `start`, which attend to `key_len` keys.
-    """
+    """One sequence's n tokens of a step; they start at `start` and see `key_len` keys."""
 
     token_ids: np.ndarray  # [n] int32, bit 30 set on a second segment
     start: int
@@ -49,9 +44,7 @@ class Slice(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Neighbouring sequences that plain attention computes in one call
-
-    see layers/attention.py, chapter 03.
+    """Neighbouring sequences that plain attention computes in one call. Chapter 03.
 
     `slots` `[count * key_len]` are rows of the flat KV pool (None: the keys of this very step),
     `mask` is added to the scores (None: nothing to hide, or fresh rows under the model's own causal
@@ -68,9 +61,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """The packed rows of one step, built once by the model runner and read by every layer.
-
-    Chapters 03 and 10.
+    """The packed rows of one step, built once by the model runner and read by every layer. Chapters 03, 10.
 
     input_ids, positions, slot_mapping: `[T]`; cu_seqlens_q/k: `[B+1]`; block_tables: `[B, M]`.
     Encoder-only models have no slots and no tables. What decides by length reads the plain ints,
@@ -92,7 +83,10 @@ class Batch:
 
     @classmethod
     def build(cls, slices: list[Slice], block_size: int | None, device: torch.device) -> "Batch":
-        """Pack the slices, in order; block_size None means that there is no KV cache."""
+        """Pack the slices, in order; block_size None means that there is no KV cache.
+
+        With a cache, the rows of a slice without blocks are stored nowhere: their slot is -1.
+        """
         query_lens = tuple(len(part.token_ids) for part in slices)
         key_lens = tuple(part.key_len for part in slices)
         starts = np.array([part.start for part in slices])
@@ -103,6 +97,8 @@ class Batch:
             tables = pad_tables([part.block_table for part in slices])
             owners = np.repeat(np.arange(len(slices)), query_lens)
             slots = slots_of(tables, owners, positions, block_size)
+            is_dead = np.array([not part.block_table for part in slices])
+            slots[is_dead[owners]] = -1
         host = {
             "input_ids": np.concatenate([part.token_ids for part in slices]),
             "positions": positions,
@@ -123,12 +119,27 @@ class Batch:
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """The sequences grouped for plain attention.
-
-        Made once a step, when the first layer asks.
-        """
+        """The sequences grouped for plain attention, once a step, when the first layer asks."""
         first_row = [0, *accumulate(self.query_lens)]
         return tuple(self._run(i, j, first_row[i], first_row[j]) for i, j in self._groups())
+
+    @cached_property
+    def key_rows(self) -> Tensor | None:
+        """The rows of this step that are attended to, where some are not (ColBERT's [MASK]s).
+
+        None: all of them. Only encoders leave rows out, so positions count from a sequence's start.
+        """
+        if self.key_lens == self.query_lens:
+            return None
+        lens = np.array(self.query_lens)
+        positions = np.arange(lens.sum()) - np.repeat(lens.cumsum() - lens, lens)
+        attended = positions < np.repeat(self.key_lens, lens)
+        return to_device(np.flatnonzero(attended), self.input_ids.device)
+
+    @cached_property
+    def seqused_k(self) -> Tensor:
+        """The number of keys of each sequence, `[B]` on the device."""
+        return self.cu_seqlens_k.diff()
 
     def _groups(self) -> list[tuple[int, int]]:
         """[i, j) of neighbours with one query length and one key length.
@@ -176,7 +187,7 @@ def cumulative(lens: tuple[int, ...]) -> np.ndarray:
 
 def pad_tables(tables: list[list[int]]) -> np.ndarray:
     """Block tables of unequal length -> `[B, M]` int32, padded with 0, which nothing reads."""
-    padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+    padded = np.zeros((len(tables), max(1, *map(len, tables))), dtype=np.int32)
     for row, table in zip(padded, tables, strict=True):
         row[: len(table)] = table
     return padded

@@ -21,15 +21,19 @@ if TYPE_CHECKING:
 # What the modules after the Transformer may be, and what they make of the backbone.
 KINDS = {
     "embed": r"Pooling (Dense )*(Normalize )?",
-    "classify": r"LogitScore |Pooling (Dense )*DenseScores ",
+    "classify": r"LogitScore |Pooling (Dense )+",
     "splade": r"SpladePooling ",
     "multi_vector": r"(Dense )*(MultiVectorMask )?(Normalize )?",
 }
+KIND_OF_TYPE = {"SentenceTransformer": "embed", "CrossEncoder": "classify"}
+KIND_OF_TYPE |= {"SparseEncoder": "splade"}
+KIND_OF_TYPE |= dict.fromkeys(("MultiVectorEncoder", "ColBERT"), "multi_vector")
 BACKBONES = ("Transformer", "MLMTransformer")
 MODULES = (*BACKBONES, "Pooling", "Dense", "Normalize")
 MODULES = (*MODULES, "LogitScore", "SpladePooling", "MultiVectorMask")
 POOLING_TYPES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
 POOLING_TYPES |= {"cls_token": "CLS", "mean_tokens": "MEAN"}
+BACKBONE_FILE = "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 UNUSED_FILES = ["*.h5", "*.msgpack", "*.onnx", "onnx/*", "openvino/*"]
 
@@ -75,7 +79,7 @@ class Checkpoint:
         config = make_config(raw, hf_overrides)
         is_overridden = config.architectures != raw.get("architectures")
         settings, modules = read_json(root / SETTINGS_FILE), modules and modules[1:]
-        file = min(folder.glob("sentence_*_config.json"), default=folder / SETTINGS_FILE)
+        file = min(folder.glob("sentence_*_config.json"), default=folder / BACKBONE_FILE)
         backbone = read_json(file)
         return cls(root, folder, config, is_overridden, modules, settings, backbone, file.name)
 
@@ -85,17 +89,14 @@ class Checkpoint:
 
         Raises ValueError for a sequence of modules that is none of them.
         """
-        model_type = self.settings.get("model_type")
-        is_multi_vector = model_type in ("MultiVectorEncoder", "ColBERT") or any(
-            module.package == "pylate" for module in self.modules or ()
-        )
-        if not (self.modules or (is_multi_vector and self.modules == ())):
+        stated = KIND_OF_TYPE.get(self.settings.get("model_type"))
+        if any(module.package == "pylate" for module in self.modules or ()):
+            stated = "multi_vector"
+        if self.modules is None or not (self.modules or stated == "multi_vector"):
             return None
         names = "".join(f"{module.name} " for module in self.modules)
-        if self.modules and self.modules[-1].config.get("module_output_name") == "scores":
-            names = names.removesuffix("Dense ") + "DenseScores "
-        for kind, pattern in KINDS.items():
-            if is_multi_vector == (kind == "multi_vector") and re.fullmatch(pattern, names):
+        for kind in [stated] if stated else ("embed", "classify", "splade"):
+            if re.fullmatch(KINDS[kind], names):
                 return kind
         raise ValueError(
             f"{self.root}/modules.json: {names.split()} after the Transformer is none of the "
@@ -112,6 +113,12 @@ class Checkpoint:
         """Whether pooling counts the rows of a prompt prefix."""
         pooling = self.module("Pooling")
         return pooling is None or pooling.config.get("include_prompt", True)
+
+    @property
+    def chat_template_kwargs(self) -> dict[str, Any] | None:
+        """Arguments of the tokenizer's chat template; None where texts do not go through it."""
+        arguments = (self.backbone.get("processing_kwargs") or {}).get("chat_template") or {}
+        return arguments if "message" in self.backbone.get("modality_config", ()) else None
 
     def module(self, name: str) -> STModule | None:
         """The first module of a class, None where there is none."""

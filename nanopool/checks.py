@@ -24,6 +24,13 @@ def check_value(name: str, value: Any, rule: Any) -> None:
         raise ValueError(f"{name}={value!r} is not valid: it must be {wanted}")
 
 
+def check_fraction(name: str, value: Any) -> None:
+    """Raises ValueError unless 0 < `value` <= 1."""
+    check_value(name, value, 0.0)
+    if not 0 < value <= 1:
+        raise ValueError(f"{name}={value!r} is not valid: it must be above 0 and at most 1")
+
+
 def check_fields(params: Any, rules: dict[str, Any]) -> None:
     """`check_value` for the fields of a dataclass; None passes where it is the default."""
     for field in fields(params):

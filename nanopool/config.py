@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanopool.checks import check_fields, check_value, freeze_ids
+from nanopool.checks import check_fields, check_fraction, check_value, freeze_ids
 from nanopool.pooler.params import SEQ_POOLING_TYPES, CommonParams
 
 if TYPE_CHECKING:
@@ -20,19 +20,16 @@ if TYPE_CHECKING:
     from nanopool.models import ModelSpec
     from nanopool.multi_vector import MultiVectorConfig
 
-DTYPES = {
-    "float32": torch.float32,
-    "float": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "half": torch.float16,
-}
+DTYPES = ("float32", "bfloat16", "float16", "float", "half")
 
 
 def to_dtype(name: str, value: str | torch.dtype) -> torch.dtype:
     """A dtype given by itself or by name. Raises ValueError naming the argument `name`."""
-    check_value(name, value, (*DTYPES, *{*DTYPES.values()}))
-    return DTYPES.get(value, value)
+    if isinstance(value, str):
+        check_value(name, value, DTYPES)
+        value = getattr(torch, value)
+    check_value(name, value, (torch.float32, torch.bfloat16, torch.float16))
+    return value
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,10 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self):
-        rules = {"temperature": 0.0, "top_p": 0.0, "top_k": 0, "max_tokens": 1, "seed": 0}
-        check_fields(self, rules | {"ignore_eos": bool})
+        rules = {"temperature": 0.0, "top_k": 0, "max_tokens": 1, "ignore_eos": bool, "seed": 0}
+        check_fields(self, rules)
+        check_fraction("top_p", self.top_p)
         freeze_ids(self, "stop_token_ids")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p}: it must be above 0 and at most 1 (1 is off)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,7 @@ class PoolerConfig(CommonParams):
     def __post_init__(self, normalize: Any, softmax: Any):
         super().__post_init__(normalize, softmax)
         if self.logit_sigma == 0:
-            raise ValueError("logit_sigma=0 would divide by zero: use None to leave logits as is")
+            raise ValueError("logit_sigma=0.0 would divide by zero: None leaves logits as they are")
         if self.pooling_type is None:
             return
         if self.seq_pooling_type or self.tok_pooling_type:
@@ -122,11 +118,7 @@ class EngineConfig:
 
     def __post_init__(self):
         check_fields(self, ENGINE_RULES)
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(
-                f"gpu_memory_utilization={self.gpu_memory_utilization}: it must be above 0 and "
-                "at most 1"
-            )
+        check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
 
 
 ENGINE_RULES = {
@@ -136,9 +128,8 @@ ENGINE_RULES = {
     "pooler_config": PoolerConfig,
     "hf_overrides": dict | Callable,
     "tokenizer": str | Path,
-    "dtype": ("auto", *DTYPES, *{*DTYPES.values()}),
+    "dtype": str | torch.dtype,
     "device": str | torch.device,
-    "gpu_memory_utilization": 0.0,
     "tp_backend": ("thread", "process"),
     "seed": 0,
 }
@@ -169,9 +160,9 @@ class ModelConfig:
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     pooler: PoolerConfig
-    default_task: str | None
     num_labels: int
     activation: str  # a class of torch.nn, or "classify": sigmoid for one label, else softmax
+    default_task: str | None = None
     classifier_rows: tuple[tuple[int, ...], int | None] | None = None  # of the LM head: (+, -)
     modules: "tuple[STModule, ...]" = ()  # the Dense modules, in order
     embedding_size: int = 0
@@ -182,6 +173,7 @@ class ModelConfig:
     do_lower_case: bool = False
     include_prompt: bool = True
     prompts: dict[str, str] = field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] | None = None  # None: pairs do not go through it
     default_prompt_name: str | None = None
     eos_token_ids: tuple[int, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)

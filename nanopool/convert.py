@@ -43,7 +43,7 @@ def file_conversion(kind: str | None, spec: ModelSpec) -> str | None:
     return "classify" if kind == "classify" else None
 
 
-def apply_conversion(spec: ModelSpec, convert: str, kind: str | None) -> ModelSpec:
+def convert_class(spec: ModelSpec, convert: str, kind: str | None) -> ModelSpec:
     """The spec as converted; a multi-vector folder offers nothing but `token_embed`."""
     if convert not in ("none", *spec.tasks):
         spec = convert_spec(spec, convert)
@@ -76,7 +76,10 @@ def check_supported(files: Checkpoint, spec: ModelSpec) -> None:
         check_value(f"config.json: {name}", found, (None, value))
     for kind in getattr(files.hf_config, "layer_types", None) or ():
         check_value("config.json: layer_types", kind, ("full_attention",))
-    if "message" in files.backbone.get("modality_config", ()) and files.kind != "classify":
+    is_cross_encoder = (
+        files.kind == "classify" or files.settings.get("model_type") == "CrossEncoder"
+    )
+    if files.chat_template_kwargs is not None and not is_cross_encoder:
         raise ValueError(
             f"{files.backbone_file}: modality_config sends every text through the chat template, "
             "which is not supported: remove its 'message' entry to embed texts as they are"

@@ -1,35 +1,21 @@
-"""From what the caller writes to token ids: prompts, pairs, templates, limits. Chapters 00 and 17."""
+"""From what the caller writes to token ids: prompts, pairs, templates, limits. Chapters 00, 17."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nanopool.checks import check_value
 from nanopool.config import ModelConfig
 from nanopool.multi_vector import ROLES
 
-QWEN3_RERANKER = """\
-{% if messages[-2].content.startswith('<|im_start|>') %}
-{{- messages[-2].content + messages[-1].content }}
-{%- else %}<|im_start|>system
-Judge whether the Document meets the requirements based on the Query and the Instruct provided. \
-Note that the answer can only be "yes" or "no".<|im_end|>
-<|im_start|>user
-<Instruct>: Given a web search query, retrieve relevant passages that answer the query
-<Query>: {{ messages[-2].content }}
-<Document>: {{ messages[-1].content }}<|im_end|>
-<|im_start|>assistant
-<think>
-
-</think>
-
-{% endif %}"""
-JOINED = "{{ messages[-2].content + messages[-1].content }}"
+Chat = list[tuple[str, str]]  # messages: (role, text)
+TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
+TOKENIZATION += ("tokenization_kwargs",)
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """How long a prompt may be: `limit` tokens; a longer one is cut at a side, or refused. Chapter 18."""
+    """How long a prompt may be: a longer one is cut to `limit` tokens, or refused. Chapter 18."""
 
     limit: int
     cut: bool
@@ -41,149 +27,265 @@ class Truncation:
 class Prompt:
     """One prompt as token ids, with the facts that its Request carries. Chapter 00.
 
-    `offsets` are the characters of each token (asked for by late chunking), `prefix_len` the leading rows that MEAN
-    leaves out, `skip_token_ids` the tokens whose rows ColBERT drops.
+    `encoding` is the tokenizer's own record of a text: it knows the characters of each token.
     """
 
     token_ids: tuple[int, ...]
     text: str | None = None
-    offsets: tuple[tuple[int, int], ...] = ()
+    encoding: Any = field(default=None, compare=False)
     num_first_segment: int | None = None
     num_keys: int | None = None
-    prefix_len: int = 0
-    skip_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Frame:
     """What the folder puts around each text of a call. Chapter 17.
 
-    A prompt before it; for ColBERT also a `marker` behind [CLS], a length `limit` at which texts are cut, and
-    `fill_to` tokens up to which queries get `filler`s, attended or not.
+    A prompt before it (of `prefix_len` rows that MEAN leaves out); for ColBERT also a `marker`
+    behind [CLS], a `limit` to which texts are cut, a `filling` that makes queries as long as itself
+    (attended or not), and the tokens whose rows are dropped.
     """
 
     prefix: str = ""
     prefix_len: int = 0
     marker: tuple[int, ...] = ()
     limit: int | None = None
-    fill_to: int = 0
-    filler: int | None = None
-    attends_to_filler: bool = False
+    filling: tuple[int, ...] = ()
+    is_filling_attended: bool = False
     skip_token_ids: tuple[int, ...] = ()
 
 
 class InputProcessor:
-    """Tokenizes and checks what the caller gives. Owned by the LLM, the same on every rank. Chapter 00."""
+    """Tokenizes and checks what the caller gives. Owned by the LLM, the same on every rank."""
 
     def __init__(self, tokenizer, config: ModelConfig):
         self.tokenizer = tokenizer
         self.config = config
         self.truncation_side = tokenizer.truncation_side
-        if config.multi_vector is not None:
-            self.frames = {role: self.multi_vector_frame(role) for role in ROLES}
+        self.starts = ([tokenizer.cls_token_id], [tokenizer.bos_token_id])
+        roles = ROLES if config.multi_vector is not None else ()
+        self.frames = {role: self.multi_vector_frame(role) for role in roles}
 
-    def truncation(
-        self,
-        limit: int,
-        truncate_prompt_tokens: int | None = None,
-        truncation_side: str | None = None,
-        add_special_tokens: bool = True,
-    ) -> Truncation:
-        """None: a prompt over the limit is an error; -1: cut to what the model takes; n: cut to n."""
-        side, n = truncation_side or self.truncation_side, truncate_prompt_tokens
-        check_value("truncation_side", side, ("left", "right"))
-        if n is None:
-            return Truncation(limit, False, side, add_special_tokens)
-        longest = min(limit, self.config.max_model_len)
-        if n != -1:
+    def truncation(self, limit: int, given: dict[str, Any]) -> Truncation:
+        """Tokenization arguments of a call, given one by one or as `tokenization_kwargs`.
+
+        `truncate_prompt_tokens` None: too long is an error; -1: cut to what the model takes; n: cut
+        to n tokens. Raises ValueError for other arguments and values.
+        """
+        given = given | (given.get("tokenization_kwargs") or {})
+        n, side = given.get("truncate_prompt_tokens"), given.get("truncation_side")
+        check_value("truncation_side", side, ("left", "right", None))
+        for name in given:
+            check_value("a tokenization argument", name, TOKENIZATION)
+        longest = limit if n is None else min(limit, self.config.max_model_len)
+        if n not in (None, -1):
             check_value("truncate_prompt_tokens", n, 1)
-        if n > longest:
-            raise ValueError(f"truncate_prompt_tokens={n}: the limit is {longest}; use -1 for that")
-        return Truncation(longest if n == -1 else n, True, side, add_special_tokens)
+            if n > longest:
+                raise ValueError(f"truncate_prompt_tokens={n} is above {longest}: use -1")
+            longest = n
+        special = given.get("add_special_tokens", True)
+        return Truncation(longest, n is not None, side or self.truncation_side, special)
 
     def frame(self, prompt_name: str | None) -> Frame:
-        """The folder's prompt of that name, else its default one; a ColBERT's queries or (None) documents.
+        """The prompt of that name, else the folder's default; for ColBERT "query" or "document".
 
         Raises ValueError for a name that the folder lacks.
         """
-        config = self.config
-        if config.multi_vector is not None:
-            check_value("prompt_name", prompt_name or "document", ROLES)
-            return self.frames[prompt_name or "document"]
-        name = prompt_name or config.default_prompt_name
+        name = prompt_name or ("document" if self.frames else self.config.default_prompt_name)
         if name is None:
             return Frame()
-        check_value("prompt_name", name, tuple(config.prompts))
-        prefix = config.prompts[name]
-        if config.include_prompt or not prefix:
+        check_value("prompt_name", name, tuple(self.frames or self.config.prompts))
+        if self.frames:
+            return self.frames[name]
+        prefix = self.config.prompts[name]
+        if self.config.include_prompt or not prefix:
             return Frame(prefix)
         ids = self.tokenizer(self.clean(prefix))["input_ids"]
         return Frame(prefix, len(ids) - (ids[-1] in self.tokenizer.all_special_ids))
 
     def multi_vector_frame(self, role: str) -> Frame:
-        """How queries or documents are written, as sentence_transformers.MultiVectorEncoder does it."""
+        """Queries or documents as sentence_transformers.MultiVectorEncoder writes them."""
         facts, tokenizer = self.config.multi_vector, self.tokenizer
-        prefix, limit = getattr(facts, f"{role}_prefix"), getattr(facts, f"{role}_length")
-        fill_to = (facts.expansion_length or 0) if role == "query" else 0
-        if fill_to:
-            limit = fill_to if facts.expansion_truncates else limit and max(limit, fill_to)
-        owned = [marker for marker in facts.markers if prefix.startswith(marker)]
-        spellings = [part for marker in owned for part in (marker, *marker.split()[:1])]
-        marker = next((part for part in spellings if self.known_ids([part])), "")
-        skipped = self.known_ids(facts.skiplist_words) if role in facts.skiplist_tasks else ()
-        if role == "document" and facts.keep_only_token_ids:
-            others = {*range(self.config.hf_config.vocab_size)} - {*facts.keep_only_token_ids}
-            skipped = (*skipped, *others)
-        fillers = (facts.expansion_token, tokenizer.mask_token, tokenizer.eos_token)
+        prefix, limit, filling = facts.prefixes[role], facts.lengths[role], ()
+        if expansion := facts.query_expansion if role == "query" else None:
+            tokens = expansion["token"], tokenizer.mask_token, tokenizer.eos_token
+            filling = self.known_ids(*tokens)[:1] * expansion["length"]
+            is_fixed = expansion["strategy"] == "fixed"
+            limit = len(filling) if is_fixed else limit and max(limit, len(filling))
+        owned = next((marker for marker in facts.markers if prefix.startswith(marker)), "")
+        marker = next((part for part in (owned, *owned.split()) if self.known_ids(part)), "")
+        skipped = facts.skiplist_words if role in facts.skiplist_tasks else ()
         return Frame(
             prefix.removeprefix(marker),
-            marker=self.known_ids([marker]),
+            marker=self.known_ids(marker),
             limit=limit,
-            fill_to=fill_to,
-            filler=next(iter(self.known_ids(filter(None, fillers))), None),
-            attends_to_filler=facts.attend_to_expansion_tokens,
-            skip_token_ids=skipped,
+            filling=filling,
+            is_filling_attended=bool(expansion and expansion["attend"]),
+            skip_token_ids=self.known_ids(*skipped),
         )
 
-    def known_ids(self, tokens: Iterable[str]) -> tuple[int, ...]:
+    def known_ids(self, *tokens: str | None) -> tuple[int, ...]:
         """The ids of those tokens that the vocabulary has."""
-        ids = self.tokenizer.convert_tokens_to_ids(list(tokens))
+        ids = self.tokenizer.convert_tokens_to_ids([token for token in tokens if token])
         return tuple(i for i in ids if i not in (None, self.tokenizer.unk_token_id))
 
-    def encode(
-        self, prompts: list, truncation: Truncation, frame: Frame, with_offsets: bool = False
-    ) -> list[Prompt]:
+    def encode(self, prompts: list, truncation: Truncation, frame: Frame) -> list[Prompt]:
         """Texts and token ids, in any of the accepted forms -> Prompts in the same order.
 
-        ValueError names the index of a prompt that is empty, too long, or has an id outside the vocabulary.
+        ValueError names the index of a prompt that is empty, too long, or has an unknown id.
         """
         parsed = [parse_prompt(prompt, i) for i, prompt in enumerate(prompts)]
         texts = [prompt for prompt in parsed if isinstance(prompt, str)]
-        written = iter(self.write(texts, truncation, frame, with_offsets) if texts else ())
-        return [
-            self.check(
-                next(written)
-                if isinstance(prompt, str)
-                else Prompt(cut(prompt, truncation), skip_token_ids=frame.skip_token_ids),
-                truncation,
-                i,
-            )
-            for i, prompt in enumerate(parsed)
+        written = iter(self.write(texts, truncation, frame) if texts else ())
+        encoded = [
+            next(written) if isinstance(prompt, str) else Prompt(cut(prompt, truncation))
+            for prompt in parsed
         ]
+        return self.check(encoded, truncation.limit)
 
-    def write(
-        self, texts: list[str], truncation: Truncation, frame: Frame, with_offsets: bool
-    ) -> Iterable[Prompt]:
+    def write(self, texts: list[str], truncation: Truncation, frame: Frame) -> list[Prompt]:
         """Texts -> Prompts, special tokens and the frame included; cut as the two say."""
-        limit = min(truncation.limit, frame.limit or truncation.limit) - len(frame.marker)
+        room = min(truncation.limit, frame.limit or truncation.limit) - len(frame.marker)
         is_cut = truncation.cut or frame.limit is not None
-        encoding = self.call_tokenizer(
-            replace(truncation, limit=limit, cut=is_cut),
-            [frame.prefix + text for text in texts],
-            return_offsets_mapping=with_offsets,
-        )
-        spans = encoding["offset_mapping"] if with_offsets else [()] * len(texts)
-        ends = {self.tokenizer.cls_token_id, self.tokenizer.bos_token_id}
-        for text, ids, offsets in zip(texts, encoding["input_ids"], spans, strict=True):
-            start = int(ids[0] in ends) if ids else 0
+        framed = [frame.prefix + text for text in texts]
+        encoding = self.call_tokenizer(replace(truncation, limit=room, cut=is_cut), framed)
+        prompts = []
+        for i, ids in enumerate(encoding["input_ids"]):
+            start = int(ids[:1] in self.starts)
             ids = [*ids[:start], *frame.marker, *ids[start:]]
+            filling = frame.filling[len(ids) :]
+            num_keys = len(ids) if filling and not frame.is_filling_attended else None
+            own = encoding.encodings and encoding.encodings[i]
+            prompts.append(Prompt((*ids, *filling), texts[i], own, num_keys=num_keys))
+        return prompts
+
+    def encode_pairs(self, pairs: list[tuple[str, str]], truncation: Truncation) -> list[Prompt]:
+        """(first, second) texts as the tokenizer joins them -> Prompts; the longer is cut first."""
+        encoding = self.call_tokenizer(truncation, *map(list, zip(*pairs, strict=True)))
+        types = encoding.get("token_type_ids") or [None] * len(pairs)
+        rows = zip(encoding["input_ids"], types, strict=True)
+        prompts = [Prompt(tuple(ids), num_first_segment=first_segment(t)) for ids, t in rows]
+        return self.check(prompts, truncation.limit)
+
+    def encode_chats(
+        self, chats: list[Chat], template: str, truncation: Truncation
+    ) -> list[Prompt]:
+        """Messages in a chat template -> Prompts; of a long one the last message is cut.
+
+        What the template puts after that message stays: a reranker reads its answer there.
+        """
+        encoded = self.render(chats, template, truncation)
+        for i, ids in enumerate(encoded):
+            if truncation.cut and len(ids) > truncation.limit:
+                shortest = [*chats[i][:-1], (chats[i][-1][0], "x")]
+                (around,) = self.render([shortest], template, truncation)
+                encoded[i] = cut_inside(ids, around, truncation)
+        return self.check([Prompt(tuple(ids)) for ids in encoded], truncation.limit)
+
+    def render(self, chats: list[Chat], template: str, truncation: Truncation) -> list[list[int]]:
+        """Messages in a chat template -> token ids, not cut."""
+        facts = self.config.chat_template_kwargs or {}
+        texts = self.tokenizer.apply_chat_template(
+            [[{"role": role, "content": text} for role, text in chat] for chat in chats],
+            chat_template=template,
+            tokenize=False,
+            **facts,
+        )
+        return self.call_tokenizer(replace(truncation, cut=False), texts)["input_ids"]
+
+    def call_tokenizer(self, truncation: Truncation, *texts: list[str]) -> Any:
+        self.tokenizer.truncation_side = truncation.side
+        return self.tokenizer(
+            *([self.clean(text) for text in side] for side in texts),
+            add_special_tokens=truncation.add_special_tokens,
+            truncation=truncation.cut,
+            max_length=truncation.limit if truncation.cut else None,
+            verbose=False,
+        )
+
+    def clean(self, text: str) -> str:
+        """The text as the folder's own tokenization would see it."""
+        return text.lower() if self.config.do_lower_case else text
+
+    def shorten(self, text: str, max_tokens: int) -> str:
+        """The text as far as its first `max_tokens` tokens reach; 0: as it is."""
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        spans = encoding["offset_mapping"][:max_tokens]
+        return text[: spans[-1][1]] if spans else text
+
+    def check(self, prompts: list[Prompt], limit: int) -> list[Prompt]:
+        """The prompts, unless one is empty, too long, or has an id that the vocabulary lacks."""
+        V = self.config.hf_config.vocab_size
+        for i, prompt in enumerate(prompts):
+            ids = prompt.token_ids
+            if not ids:
+                raise ValueError(f"prompt {i} is empty: it has no token; give a text or token ids")
+            if len(ids) > limit:
+                raise ValueError(
+                    f"prompt {i} has {len(ids)} tokens, the limit is {limit}: shorten it, cut it "
+                    "with truncate_prompt_tokens=-1, or embed it in pieces with "
+                    "PoolerConfig(enable_chunked_processing=True)"
+                )
+            if min(ids) < 0 or max(ids) >= V:
+                bad = next(t for t in ids if not 0 <= t < V)
+                raise ValueError(f"prompt {i} has token id {bad}: the vocabulary has 0 to {V - 1}")
+        return prompts
+
+
+def as_list(prompts: Any) -> list:
+    """One prompt or a list of prompts -> a list of prompts."""
+    if isinstance(prompts, str | dict):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"{prompts!r} is no prompt: give a text, token ids, a dict, or a list")
+    prompts = list(prompts)
+    is_one = prompts and all(isinstance(token, int) for token in prompts)
+    return [prompts] if is_one else prompts
+
+
+def parse_prompt(prompt: Any, i: int) -> str | tuple[int, ...]:
+    """The text or the token ids of one prompt in any accepted form."""
+    if isinstance(prompt, dict):
+        if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
+            raise ValueError(
+                f"prompt {i} is a dict with the keys {[*prompt]}: give 'prompt' or "
+                "'prompt_token_ids' ('data' is for pooling_task='plugin' and an io_processor)"
+            )
+        (prompt,) = prompt.values()
+    if isinstance(prompt, str):
+        return prompt
+    ids = tuple(prompt) if isinstance(prompt, Iterable) else (None,)
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+        raise ValueError(f"prompt {i} = {prompt!r}: give a text, or a list of int token ids")
+    return ids
+
+
+def cut(ids: tuple[int, ...] | list[int], truncation: Truncation) -> tuple[int, ...] | list[int]:
+    """Token ids without what is too much, at one side."""
+    if not truncation.cut or len(ids) <= truncation.limit:
+        return ids
+    return ids[-truncation.limit :] if truncation.side == "left" else ids[: truncation.limit]
+
+
+def cut_inside(ids: list[int], around: list[int], truncation: Truncation) -> list[int]:
+    """Cuts a text inside its template; `around` is the template with a text of one letter."""
+    head = count_shared(ids, around)
+    tail = count_shared(ids[:head:-1], around[:head:-1])
+    room, end = max(0, truncation.limit - head - tail), len(ids) - tail
+    return ids[:head] + cut(ids[head:end], replace(truncation, limit=room)) + ids[end:]
+
+
+def count_shared(first: list[int], second: list[int]) -> int:
+    """How many leading tokens two lists have in common."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def first_segment(types: list[int] | None) -> int | None:
+    """How many tokens belong to a pair's first text: `0..0 1..1` -> the number of zeros."""
+    if types is None or 1 not in types:
+        return None
+    index = types.index(1)
+    if 0 in types[index:]:
+        raise ValueError(f"token_type_ids = {types} are not zeros followed by ones")
+    return index

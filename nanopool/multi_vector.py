@@ -8,6 +8,8 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
+from nanopool.checks import check_value
+
 ROLES = ("query", "document")
 PYLATE_KEYS = {"query_prefix", "document_prefix", "query_length", "document_length"}
 PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"}
@@ -15,7 +17,7 @@ PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_wo
 
 @dataclass(frozen=True)
 class MultiVectorConfig:
-    """Settings by role ("query", "document"); read once by resolve.py, used by inputs.py. Chapter 17.
+    """Settings by role ("query", "document"), read by resolve.py, used by inputs.py. Chapter 17.
 
     Lengths count every token, prefix and special ones too; None is the model's limit. `markers`
     are prefixes that older folders insert as one token where the vocabulary has them.
@@ -29,41 +31,41 @@ class MultiVectorConfig:
     query_expansion: dict[str, Any] | None
     skiplist_words: tuple[str, ...]
     skiplist_tasks: tuple[str, ...]
-    keep_only_token_ids: tuple[int, ...]  # empty: all
 
 
 def read_multi_vector(
     settings: dict[str, Any], backbone: dict[str, Any], mask: dict[str, Any]
 ) -> MultiVectorConfig:
-    """From config_sentence_transformers.json, sentence_bert_config.json and MultiVectorMask."""
+    """From config_sentence_transformers.json, sentence_bert_config.json and MultiVectorMask.
+
+    Raises ValueError for a mask that keeps only some token ids (of images).
+    """
+    check_value("MultiVectorMask: keep_only_token_ids", mask.get("keep_only_token_ids"), (None, []))
+    stated = settings | backbone
     prompts = settings.get("prompts") or {}
     markers = {role: settings.get(f"{role}_prefix") or "" for role in ROLES}
     texts = {role: (prompts.get(role) or "").removeprefix(markers[role]) for role in ROLES}
-    keys = {role: f"{role}_length" for role in ROLES}
-    is_pylate = settings.get("model_type") == "ColBERT" or any(markers.values())
     words = mask.get("skiplist_words", settings.get("skiplist_words"))
     if words is None:
+        is_pylate = settings.get("model_type") == "ColBERT" or any(markers.values())
         words = string.punctuation if is_pylate else ""
+    expansion = stated.get("query_expansion", pylate_expansion(settings))
     return MultiVectorConfig(
         prefixes={role: markers[role] + texts[role] for role in ROLES},
-        lengths={role: backbone.get(key, settings.get(key)) for role, key in keys.items()},
+        lengths={role: stated.get(f"{role}_length") for role in ROLES},
         markers=tuple(marker for marker in markers.values() if marker),
-        query_expansion=backbone.get("query_expansion", pylate_expansion(settings)),
+        query_expansion=expansion and {"attend": False, "token": None} | expansion,
         skiplist_words=tuple(words),
         skiplist_tasks=tuple(mask.get("skiplist_tasks") or ("document",)),
-        keep_only_token_ids=tuple(mask.get("keep_only_token_ids") or ()),
     )
 
 
 def pylate_expansion(settings: dict[str, Any]) -> dict[str, Any] | None:
     """Query expansion as sentence-transformers 6 writes it, from PyLate's flat keys."""
-    if "query_expansion" in settings:
-        return settings["query_expansion"]
     if not PYLATE_KEYS & settings.keys() or settings.get("do_query_expansion") is False:
         return None
     attend = settings.get("attend_to_expansion_tokens", False)
-    length = settings.get("query_length") or 32
-    return {"strategy": "fixed", "attend": attend, "token": None, "length": length}
+    return {"strategy": "fixed", "attend": attend, "length": settings.get("query_length") or 32}
 
 
 def stanford_settings(metadata: dict[str, Any]) -> dict[str, Any]:

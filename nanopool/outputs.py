@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class PoolingOutput:
-    """A pooled result, `data`, and its forms: the names that one task's method gives it. Chapter 11."""
+    """A pooled result, `data`, under the names that each method gives it. Chapter 11."""
 
     data: Tensor
 
@@ -51,16 +52,37 @@ class PoolingOutput:
         return self.data.item()
 
 
+class Chunk(NamedTuple):
+    """Which tokens, and which characters of the text, one vector of late chunking stands for.
+
+    Both as (first, end); no characters where a chunk holds special tokens only.
+    """
+
+    token_range: tuple[int, int]
+    char_range: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class LateChunking:
+    """What the rows of a late-chunked result stand for. Chapter 18."""
+
+    chunks: tuple[Chunk, ...]
+    input_tokens: int
+
+
 @dataclass(frozen=True)
 class PoolingRequestOutput:
-    """The answer to one pooling request; `chunks` are the token and character ranges of late chunking. Chapter 11."""
+    """The answer to one pooling request. Chapter 11.
+
+    `outputs` is a PoolingOutput, or what an IOProcessor made of its requests' outputs.
+    """
 
     request_id: str
-    outputs: PoolingOutput
+    outputs: Any
     prompt_token_ids: list[int]
     finished: bool = True
     num_cached_tokens: int = 0
-    chunks: tuple = ()
+    late_chunking: LateChunking | None = None
 
 
 def warn_unless_finite(outputs: list[PoolingRequestOutput]) -> None:
@@ -68,7 +90,23 @@ def warn_unless_finite(outputs: list[PoolingRequestOutput]) -> None:
     bad = [o.request_id for o in outputs if not torch.isfinite(o.outputs.data).all()]
     if bad:
         warnings.warn(
-            f"inf or NaN in the result of request {', '.join(bad)}; the other results are not affected "
-            "(a dtype of wider range may help: bfloat16 or float32)",
+            f"inf or NaN in the result of request {', '.join(bad)}; the other results are not "
+            "affected (a dtype of wider range may help: bfloat16 or float32)",
             stacklevel=4,
         )
+
+
+def lexical_weights(output: PoolingRequestOutput, tokenizer: Any) -> dict[int, float]:
+    """BGE-M3's sparse result (`token_classify`, or the joined task) as {token id: weight}. Ch. 16.
+
+    The largest weight of each token that occurs, above 0; without cls, eos, pad and unk.
+    """
+    ids = output.prompt_token_ids
+    ids = ids[ids[0] == tokenizer.cls_token_id : len(ids) - (ids[-1] == tokenizer.eos_token_id)]
+    values = output.outputs.data.tolist()
+    weights: dict[int, float] = {}
+    for token, value in zip(ids, values[len(values) - len(ids) :], strict=True):
+        weights[token] = max(value, weights.get(token, 0.0))
+    names = ("cls_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
+    unused = {getattr(tokenizer, name) for name in names}
+    return {token: value for token, value in weights.items() if value > 0 and token not in unused}

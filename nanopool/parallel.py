@@ -6,6 +6,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, TypeVar
@@ -107,7 +108,7 @@ def run_threads(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]
     """fn(tp) on every rank, results by rank; rank 0 is the caller's thread, where Ctrl-C lands.
 
     A failing rank frees those that wait for it. Its error, the first of all, is raised here when
-    every thread has ended; the group can then be used again.
+    every thread has ended; the next run finds the group as new.
     """
     results: dict[int, T] = {}
     errors: list[BaseException] = []
@@ -123,20 +124,15 @@ def run_threads(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]
         except BaseException as error:
             fail(error)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(1, group.size)]
-    try:
-        for thread in threads:
-            thread.start()
-        run(0)
-    except KeyboardInterrupt as error:
-        fail(error)
-    while running := [thread for thread in threads if thread.is_alive()]:
+    group.barrier.reset()
+    with ThreadPoolExecutor(group.size) as pool:
         try:
-            running[0].join()
+            others = [pool.submit(run, rank) for rank in range(1, group.size)]
+            run(0)
+            wait(others)
         except KeyboardInterrupt as error:
             fail(error)
     if errors:
-        group.barrier.reset()
         raise errors[0]
     return [results[rank] for rank in range(group.size)]
 
@@ -226,12 +222,12 @@ class DistTP(TensorParallel):
                 work.wait(TURN)
                 return
             except RuntimeError as error:
-                reason = error
+                reason = str(error)
             self.check()
             if work.is_completed():  # a connection broke: which rank failed is soon known
                 turns_after_failure -= 1
                 time.sleep(TURN.total_seconds())
-        raise RankLost(f"rank {self.rank} lost its connection to another rank") from reason
+        raise RankLost(f"rank {self.rank} lost another rank: {reason}")
 
     def _abort_after_failure(self, group: dist.ProcessGroup) -> None:
         """A thread's work: frees the stream of this rank, which would wait for the failed one."""

@@ -13,9 +13,9 @@ from nanopool.checkpoint import Checkpoint, read_json
 from nanopool.checks import check_value
 from nanopool.config import EngineConfig, ModelConfig, PoolerConfig, to_dtype
 from nanopool.convert import (
-    apply_conversion,
     check_runner,
     check_supported,
+    convert_class,
     file_conversion,
     find_spec,
     said,
@@ -60,7 +60,7 @@ class Resolver:
             if value is not None:
                 self.facts[name], self.sources[name] = value, source
                 return value
-        self.facts[name] = None
+        return None
 
     def stated(self, name: str) -> Any:
         """What config.json, with `hf_overrides`, says of a key that not every config has."""
@@ -76,8 +76,8 @@ class Resolver:
         self.choose_length()
         self.choose_device()
         self.choose_schedule()
-        known = self.files.folder, self.hf_config, self.spec
-        config = ModelConfig(*known, **self.facts, sources=self.sources)
+        self.facts |= {"pooler": self.pooler, "sources": self.sources}
+        config = ModelConfig(self.files.folder, self.hf_config, self.spec, **self.facts)
         if self.pooler.dimensions is not None:
             check_dimensions(self.pooler.dimensions, config)
         return config
@@ -90,10 +90,10 @@ class Resolver:
         check_runner(self.user, self.spec, runner)
         if self.files.is_overridden or runner == "generate":
             kind = None
-        default = "none" if runner == self.spec.runner else "embed"
         by_files = file_conversion(kind, self.spec), "modules.json"
-        convert = self.pick("convert", asked, by_files, default)
-        self.spec = apply_conversion(self.spec, convert, kind)
+        by_class = "none" if runner == self.spec.runner else "embed"
+        convert = self.pick("convert", asked, by_files, by_class)
+        self.spec = convert_class(self.spec, convert, kind)
 
     def choose_pooler(self) -> None:
         """Pooling types, flag and step tag (the rest stays the user's), the default task."""
@@ -106,8 +106,7 @@ class Resolver:
         }
         for name, in_files in found.items():
             self.pick(name, getattr(user, name), in_files, getattr(self.spec, name))
-        self.pooler = replace(user, **{name: self.facts.pop(name) for name in found})
-        self.facts["pooler"] = self.pooler
+        self.pooler = replace(user, **{name: self.facts.pop(name, None) for name in found})
         if user.task not in (None, *tasks):
             raise ValueError(f"Unsupported task {user.task!r}. Supported tasks: {list(tasks)}")
         offered = [task for task in POOLING_TASKS if task in tasks] or [None]
@@ -163,27 +162,30 @@ class Resolver:
 
     def choose_embedding(self) -> None:
         """Projection, sizes, prompts, SPLADE and ColBERT settings."""
-        files, tasks, adapter = self.files, self.spec.tasks, self.spec.adapter
+        files, tasks, is_mlm = self.files, self.spec.tasks, self.spec.adapter == "MaskedLM"
         dense = files.dense_modules() if "token_embed" in tasks or files.kind == "classify" else ()
-        size = self.hf_config.vocab_size if adapter == "MaskedLM" else self.hf_config.hidden_size
         sizes = [self.stated(name) for name in WIDTHS]
         sizes += [module.config["out_features"] for module in reversed(dense)]
-        self.pick("splade", None, files.splade(), "max" if adapter == "MaskedLM" else None)
+        sizes += [self.hf_config.vocab_size if is_mlm else self.hf_config.hidden_size]
         shorter = tuple(self.stated("matryoshka_dimensions") or ())
         prompts = files.settings.get("prompts") or {}
+        self.pick("splade", None, files.splade(), "max" if is_mlm else None)
         self.facts |= {
             "modules": dense,
-            "embedding_size": next((size for size in sizes if size), size),
+            "embedding_size": next(size for size in sizes if size),
             "matryoshka": bool(shorter or self.stated("is_matryoshka")),
             "matryoshka_dimensions": shorter or None,
             "multi_vector": files.multi_vector() if tasks == ("token_embed",) else None,
             "do_lower_case": bool(files.backbone.get("do_lower_case")),
             "include_prompt": files.include_prompt,
+            "chat_template_kwargs": files.chat_template_kwargs,
             "prompts": {name: text or "" for name, text in prompts.items()},
             "default_prompt_name": files.settings.get("default_prompt_name"),
         }
         if not files.include_prompt and self.pooler.seq_pooling_type == "CLS":
-            raise ValueError("include_prompt=false in 1_Pooling/config.json: not with CLS pooling")
+            raise ValueError(
+                "1_Pooling/config.json: include_prompt=false goes not with CLS pooling"
+            )
 
     def choose_length(self) -> None:
         """max_model_len: the least limit in the files, or less if the user says so; end tokens."""
@@ -214,7 +216,7 @@ class Resolver:
         device = str(said(self.user.device) or ("cuda" if on_cuda else "cpu"))
         if device.partition(":")[0] not in (("cpu", "cuda") if on_cuda else ("cpu",)):
             raise ValueError(f"device={device!r} is not available: use 'cpu' or 'auto'")
-        own = to_dtype("config.json: dtype", self.stated("dtype") or torch.float32)
+        own = self.stated("dtype") or torch.float32
         if device == "cpu":
             own = torch.float32
         elif own == torch.float16:
@@ -232,7 +234,7 @@ class Resolver:
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):
             if is_encoder and getattr(user, name):
                 warnings.warn(f"{name}=True: encoders have none, it stays off", stacklevel=2)
-            self.pick(name, False if is_encoder else getattr(user, name), default=True)
+            self.pick(name, None if is_encoder else getattr(user, name), by_class=not is_encoder)
         length, budget = self.facts["max_model_len"], 8192 if on_cuda else 2048
         if not self.facts["enable_chunked_prefill"]:
             budget = max(budget, length)

@@ -283,12 +283,21 @@ REFUSED = [
     (plain("BertModel", modules("Pooling"), setting(model_type="CrossEncoder")), {}, "none of"),
     (plain("BertModel", SPLADE), {}, "SpladePooling needs a MaskedLM, not BertModel"),
     (saved("sparse_encoder", activation="log1p_relu"), {}, "1_SpladePooling", "log1p_relu"),
-    (saved(EMBEDDER, pooling="max"), {}, "1_Pooling/config.json", "pooling_mode max"),
-    (saved(EMBEDDER, pooling="max", layout="old"), {}, "1_Pooling/config.json", "mode max_tokens"),
+    (saved(EMBEDDER, pooling="max"), {}, "1_Pooling/config.json", "pooling_mode='max'"),
+    (
+        saved(EMBEDDER, pooling="max", layout="old"),
+        {},
+        "1_Pooling/config.json",
+        "mode='max_tokens'",
+    ),
     (saved(EMBEDDER, pooling="weightedmean"), {}, "1_Pooling/config.json", "weightedmean"),
-    (saved(EMBEDDER, pooling="weightedmean", layout="old"), {}, "pooling_mode weightedmean_tokens"),
+    (
+        saved(EMBEDDER, pooling="weightedmean", layout="old"),
+        {},
+        "pooling_mode='weightedmean_tokens'",
+    ),
     (saved(EMBEDDER, pooling="mean_sqrt_len_tokens"), {}, "mean_sqrt_len_tokens"),
-    (saved(EMBEDDER, pooling=["cls", "mean"]), {}, "pooling_mode cls + mean"),
+    (saved(EMBEDDER, pooling=["cls", "mean"]), {}, "pooling_mode='cls + mean'"),
     (plain("BertModel", pooling(cls_token=True, mean_tokens=True)), {}, "cls_token + mean_tokens"),
     (
         plain("BertModel", modules("Pooling", "Dense", configs=[{}, {"use_residual": True}])),
@@ -582,30 +591,24 @@ def test_multi_vector_settings_as_sentence_transformers_reads_them(kind, setting
     config = resolve(EngineConfig(checkpoint(kind, **settings)))
     reference = MultiVectorEncoder(str(config.folder), device="cpu")
     found, backbone = config.multi_vector, reference[0]
-    prompts = {"query": found.query_prefix, "document": found.document_prefix}
-    assert prompts == reference.prompts
-    assert found.document_length == backbone.document_length
-    expansion = backbone.query_expansion
-    if expansion is None:
-        assert (found.expansion_length, found.query_length) == (None, backbone.query_length)
-    else:
-        assert (
-            found.expansion_length,
-            found.expansion_token,
-            found.attend_to_expansion_tokens,
-        ) == (expansion["length"], expansion["token"], expansion["attend"])
-        assert found.expansion_truncates == (expansion["strategy"] == "fixed")
+    assert found.prefixes == reference.prompts
+    assert found.lengths["document"] == backbone.document_length
+    assert found.query_expansion == backbone.query_expansion
+    if backbone.query_expansion is None:
+        assert found.lengths["query"] == backbone.query_length
     mask = next(module for module in reference if hasattr(module, "skiplist_words"))
     assert list(found.skiplist_words) == mask.skiplist_words
     assert list(found.skiplist_tasks) == mask.skiplist_tasks
-    assert found.markers == (() if kind == "multi_vector_encoder" else tuple(prompts.values()))
+    assert found.markers == (
+        () if kind == "multi_vector_encoder" else tuple(reference.prompts.values())
+    )
     assert config.pooler.use_activation is True
 
 
 def test_stanford_without_metadata(folder_of):
     found = resolve(EngineConfig(folder_of(plain("HF_ColBERT")))).multi_vector
-    assert (found.query_prefix, found.document_prefix) == ("[unused0] ", "[unused1] ")
-    assert (found.expansion_length, found.document_length) == (32, None)
+    assert found.prefixes == {"query": "[unused0] ", "document": "[unused1] "}
+    assert (found.query_expansion["length"], found.lengths["document"]) == (32, None)
     assert found.skiplist_words == tuple(string.punctuation)
 
 
@@ -702,7 +705,6 @@ BAD_ARGUMENTS = [
     ("pooler_config", {"task": "embed"}),
     ("hf_overrides", ["architectures"]),
     ("tokenizer", 3),
-    ("dtype", "float8"),
     ("dtype", None),
     ("device", 0),
     ("max_model_len", 0),

@@ -16,8 +16,15 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 
-from chapters.tools import cells, checks, generated, quotes, svg, update
+from chapters.tools import cells, checks, draw, generated, quotes, svg, update
+from nanopool.batch import Batch
+from nanopool.config import SamplingParams
+from nanopool.engine.block_manager import BlockManager
+from nanopool.engine.scheduler import Scheduler
+from nanopool.engine.sequence import Request, Sequence
+from nanopool.pooler.metadata import PoolingCursor
 
 ROOT = cells.ROOT
 DOCUMENTS = generated.documents()
@@ -112,6 +119,41 @@ def test_figure_fits_a_page_in_light_and_dark(figure):
     root = ElementTree.fromstring(figure.read_text())
     assert int(root.get("width")) <= svg.PAGE_WIDTH
     assert "prefers-color-scheme: dark" in figure.read_text()
+
+
+def scheduled_run():
+    """Two generations on a pool of six blocks: (steps, sequences after the second, manager)."""
+    manager = BlockManager(6, 4, enable_prefix_caching=True)
+    scheduler = Scheduler(8, 2, True, manager)
+    for name in "AB":
+        params = SamplingParams(max_tokens=3, ignore_eos=True)
+        scheduler.add(Sequence(Request(name, (1, 2, 3, 4, 5), params, max_new_tokens=3)))
+    sequences, steps = list(scheduler.waiting), []
+    for _ in range(2):
+        steps.append(scheduler.schedule())
+        caught_up = [seq.num_new_tokens == n for seq, n in steps[-1]]
+        scheduler.update(steps[-1], [7 if done else None for done in caught_up])
+    return steps, sequences, manager
+
+
+def test_figures_are_drawn_from_real_objects():
+    steps, sequences, manager = scheduled_run()
+    slices = [seq.slice(1) for seq in sequences]
+    batch = Batch.build(slices, manager.block_size, torch.device("cpu"))
+    cursor = PoolingCursor.build(batch, (6, 9))
+    boxes = {"a": (0, 0, "texts", "str"), "b": (1, 1, "ids", "int")}
+    figures = [
+        draw.sharded_matrix(torch.eye(4).split(2, 1), "shards", dim=1, notes=["rank 0", "rank 1"]),
+        draw.packed_rows(batch, "AB", "rows"),
+        draw.block_table(sequences, manager, "blocks"),
+        draw.schedule(steps, "steps", notes={(0, "C"): "waits"}),
+        draw.blocks_over_time({"embed": [1, 2], "generate": [2, 4, 6]}, 6, "time"),
+        draw.pooling_cursor(cursor, "AB", "cursor"),
+        draw.maxsim_matrix(torch.eye(2), ["a", "b"], ["c", "d"], "scores"),
+        draw.flow(boxes, [("a", "b", "tokenizer")], "flow", colors={"b": 1}),
+    ]
+    for figure in figures:
+        assert int(ElementTree.fromstring(figure).get("width")) <= svg.PAGE_WIDTH
 
 
 def test_a_figure_with_overlapping_texts_is_refused():

@@ -192,8 +192,8 @@ def _edge_marks(canvas, left, top, width, edges, label) -> None:
 def block_table(sequences: Items[Any], manager: Any, title: str) -> str:
     """Block tables of sequences above, the pool of their BlockManager below.
 
-    A filled slot holds a computed token, in the colour of the first sequence that owns the block;
-    a shared block carries several names.
+    A filled slot holds a computed token, in the colour of its sequence; a shared block has a stripe
+    for each of its owners.
     """
     canvas = Canvas()
     names = [seq.request.request_id for seq in sequences]
@@ -214,26 +214,24 @@ def block_table(sequences: Items[Any], manager: Any, title: str) -> str:
 def _pool(canvas: Canvas, top: float, sequences: Items[Any], manager: Any) -> None:
     """Every block of the pool with its slots, as many in a row as a page can take."""
     size = manager.block_size
-    slot = max(8, min(18, 200 / size))
-    width = max(slot * size, 76)
+    width = max(76, size * max(8, min(18, 200 / size)))
     in_row = int((PAGE_WIDTH - 60 + 16) // (width + 16))
     for block in range(len(manager.blocks)):
         x = (block % in_row) * (width + 16)
         y = top + (block // in_row) * 76
         owners = [i for i, seq in enumerate(sequences) if block in seq.block_table]
-        is_cached = manager.blocks[block].key is not None
         canvas.text(x + width / 2, y, f"block {block}", "note", "soft")
-        filled = 0
-        if owners:
-            seq = sequences[owners[0]]
-            before = seq.block_table.index(block) * size
-            filled = max(0, min(size, seq.num_computed_tokens - before))
-        for k in range(size):
-            style = color(owners[0]) if k < filled else "empty"
-            canvas.rect(x + k * width / size, y + 10, width / size, 18, style, 0)
+        canvas.slots(x, y + 10, width, 20, ["empty"] * size)
+        for k, i in enumerate(owners):
+            before = sequences[i].block_table.index(block) * size
+            filled = max(0, min(size, sequences[i].num_computed_tokens - before))
+            styles = [color(i)] * filled + ["empty"] * (size - filled)
+            height = 20 / len(owners)
+            canvas.slots(x, y + 10 + k * height, width, height, styles)
+        cached = ", cached" if manager.blocks[block].key is not None else ""
         names = ", ".join(sequences[i].request.request_id for i in owners)
-        text = names or ("free, cached" if is_cached else "free")
-        canvas.text(x + width / 2, y + 40, text, "note", color(owners[0]) if owners else "soft")
+        style = color(owners[0]) if owners else "soft"
+        canvas.text(x + width / 2, y + 42, names or f"free{cached}", "note", style)
 
 
 def schedule(
@@ -377,8 +375,9 @@ def maxsim_matrix(
             share = (value - low) / (high - low or 1)
             canvas.rect(x, y, width, 30, "c0 quiet", 0, opacity=round(share, 2))
             canvas.text(x + width / 2, y + 15, f"{value:.2f}", "code")
-        canvas.outline(gutter + row.index(max(row)) * width, y, width, 30, "c1")
         canvas.text(right + 30, y + 15, f"{max(row):.2f}", "code", "c1")
+    for i, row in enumerate(values):
+        canvas.outline(gutter + row.index(max(row)) * width, 22 + i * 30, width, 30, "c1")
     y = 22 + len(values) * 30
     canvas.line([(right, y + 6), (right + 60, y + 6)])
     canvas.text(right - 12, y + 22, "sum = MaxSim", "label", "soft", "end")

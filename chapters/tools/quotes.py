@@ -6,14 +6,17 @@ is `head` (a class down to its first method, without it) or a range of the objec
 """
 
 import ast
+import io
 import re
 import textwrap
+import tokenize
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 LONGEST = 25  # lines a reader takes in at once
 
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 Node = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Assign | ast.AnnAssign
 
 
@@ -90,13 +93,22 @@ def _parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
 def code_lines(text: str) -> set[int]:
     """The lines that count as code: no blank lines, no comments, no docstrings."""
-    lines = {i for i, line in enumerate(text.splitlines(), 1) if re.match(r"\s*[^\s#]", line)}
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    spans = [(token.start[0], token.end[0]) for token in tokens if token.type not in LAYOUT]
+    lines = {line for first, last in spans for line in range(first, last + 1)}
     for node in ast.walk(_parsed(text)):
-        body = getattr(node, "body", None)
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) or not body:
-            continue
-        if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
-            lines -= set(range(body[0].lineno, body[0].end_lineno + 1))
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     return lines

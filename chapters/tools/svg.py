@@ -80,6 +80,12 @@ class Canvas:
             y + height,
         )
 
+    def slots(self, x, y, width, height, styles: list[str]) -> None:
+        """A row of boxes that share a width, one for each style."""
+        each = width / len(styles)
+        for i, style in enumerate(styles):
+            self.rect(x + i * each, y, each, height, style, 0)
+
     def outline(self, x, y, width, height, style: str) -> None:
         """A thick border around what lies there."""
         corners = [(x, y), (x + width, y), (x + width, y + height), (x, y + height)]

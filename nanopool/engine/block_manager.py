@@ -12,9 +12,7 @@ Key = tuple[int, bytes]
 
 @dataclass
 class Block:
-    """One page of the KV pool:
-    how many sequences hold it, and the prefix it is published under. Chapter 08.
-    """
+    """One page of the KV pool: who holds it, and the prefix it is known by. Chapter 08."""
 
     ref_count: int = 0
     key: Key | None = None
@@ -41,9 +39,7 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def find_prefix(self, seq: Sequence) -> list[tuple[int, int]]:
-        """(block, content) of the longest cached prefix:
-        whole blocks, at least one token left to compute.
-        """
+        """(block, content) of the longest cached prefix; at least one token is left to compute."""
         hits: list[tuple[int, int]] = []
         if not (self.enable_prefix_caching and seq.request.reads_prefix_cache):
             return hits

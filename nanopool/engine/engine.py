@@ -8,6 +8,7 @@ from tqdm import tqdm
 
 from nanopool.config import EngineConfig
 from nanopool.engine.block_manager import BlockManager
+from nanopool.engine.host_copy import HostCopy
 from nanopool.engine.model_runner import ModelRunner
 from nanopool.engine.scheduler import Scheduler
 from nanopool.engine.sequence import Request, Sequence
@@ -23,9 +24,7 @@ def start_ranks(config: EngineConfig) -> ThreadRanks:
 
 @dataclass
 class CallResult:
-    """What one call gave on this rank:
-    results by request id, and an error that only rank 0 had. Chapter 10.
-    """
+    """What one call gave: results by request id, and an error that only rank 0 had. Chapter 10."""
 
     outputs: dict[str, list[int] | Tensor | None] = field(default_factory=dict)
     error: Exception | None = None
@@ -58,6 +57,11 @@ class Engine:
             blocks,
         )
 
+    @property
+    def vllm_config(self) -> "Engine":
+        """What vLLM's scripts ask for `.model_config`; here the engine holds it."""
+        return self
+
     def run(self, waves: Sequences[Sequences[Request]], progress: str | None = None) -> CallResult:
         """Compute the requests; those of a wave are admitted when the wave before has ended.
 
@@ -66,6 +70,7 @@ class Engine:
         """
         result = CallResult()
         queries: dict[str, list] = {}
+        copies: list[HostCopy] = []
         total = sum(len(wave) for wave in waves)
         quiet = progress is None or self.tp.rank > 0
         with tqdm(total=total, desc=progress, disable=quiet) as bar:
@@ -73,10 +78,12 @@ class Engine:
                 for request in wave:
                     self.scheduler.add(Sequence(request, queries))
                 while self.scheduler.has_work:
-                    bar.update(self.step(result))
+                    bar.update(self.step(result, copies))
+        for copy in copies:
+            result.outputs |= copy.read()
         return result
 
-    def step(self, result: CallResult) -> int:
+    def step(self, result: CallResult, copies: list[HostCopy]) -> int:
         """Schedule, compute, move on; returns how many requests ended."""
         scheduled = self.scheduler.schedule()
         output = self.runner.execute(scheduled)
@@ -84,9 +91,8 @@ class Engine:
         finished = self.scheduler.update(scheduled, output.tokens)
         for seq in finished:
             result.outputs[seq.request.request_id] = seq.output_ids
-        for (seq, _), pooled in zip(scheduled, output.pooled, strict=True):
-            if pooled is not None:
-                result.outputs[seq.request.request_id] = pooled
+        if output.pooled is not None:
+            copies.append(output.pooled)
         if output.must_stop:
             self.scheduler.clear()
         return len(finished)

@@ -24,7 +24,7 @@ def block_bytes(config: ModelConfig, tp: TensorParallel) -> int:
 
 
 def blocks_on_cpu(max_num_seqs: int, max_model_len: int, block_size: int, bytes_each: int) -> int:
-    """What the largest batch can use, at most 2 GiB, at least one sequence of the longest length."""
+    """What the largest batch can use, at most 2 GiB, at least one sequence of max_model_len."""
     per_sequence = -(-max_model_len // block_size)
     return max(per_sequence, min(max_num_seqs * per_sequence, CPU_POOL_BYTES // bytes_each))
 
@@ -32,15 +32,16 @@ def blocks_on_cpu(max_num_seqs: int, max_model_len: int, block_size: int, bytes_
 def blocks_on_gpu(total: int, free: int, mine: int, utilization: float, bytes_each: int) -> int:
     """Blocks that fit beside this process's peak use (all in bytes).
 
-    `utilization` is the share of the device that this process may take; what other processes hold is not charged to
-    it, but neither can it be used. ValueError with the numbers when nothing is left.
+    `utilization` is the share of the device that this process may take. What other processes hold
+    is not charged to it, but neither can it be used. ValueError with the numbers when nothing is
+    left.
     """
     blocks = int(min(total * utilization - mine, free)) // bytes_each
     if blocks > 0:
         return blocks
     gib = 2**30
     raise ValueError(
-        f"no memory for KV blocks: gpu_memory_utilization = {utilization} of {total / gib:.1f} GiB, "
+        f"no memory for KV blocks: gpu_memory_utilization={utilization} of {total / gib:.1f} GiB, "
         f"{mine / gib:.1f} GiB used by the model, {free / gib:.1f} GiB free; raise "
         "gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs"
     )
@@ -49,7 +50,10 @@ def blocks_on_gpu(total: int, free: int, mine: int, utilization: float, bytes_ea
 def count_kv_blocks(
     config: ModelConfig, engine: EngineConfig, tp: TensorParallel, peak: int
 ) -> int:
-    """The pool's size N, the same on every rank: what the caller says, else the least that any rank can hold."""
+    """The pool's size N, the same on every rank.
+
+    It is what the caller says, else the least that any rank can hold beside its `peak` bytes.
+    """
     if config.is_encoder_only:
         return 0
     if engine.num_kv_blocks is not None:

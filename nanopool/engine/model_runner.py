@@ -1,13 +1,21 @@
-"""Runs a step on this rank's device: packs the batch, calls the model, samples or pools. Chapter 10."""
+"""Runs a step on this rank's device: packs, computes, samples or pools. Chapter 10."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from nanopool.batch import Batch
+from nanopool.batch import Batch, to_device
 from nanopool.config import EngineConfig, ModelConfig
+from nanopool.engine.cuda_graphs import CudaGraphs, padded
+from nanopool.engine.host_copy import HostCopy
 from nanopool.engine.kv_cache import allocate_kv_caches, count_kv_blocks
 from nanopool.engine.scheduler import Scheduled
+from nanopool.engine.sequence import Sequence
+from nanopool.engine.warm_up import warm_up_steps
+from nanopool.layers.attention import backend_for, sdpa_attention
 from nanopool.layers.sampler import sample
 from nanopool.models.loader import load_model
 from nanopool.parallel import TensorParallel
@@ -16,48 +24,95 @@ from nanopool.pooler.metadata import PoolingCursor, PoolingMetadata
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step gave, aligned with its sequences. `error` is rank 0's own; `must_stop` holds on every rank."""
+    """What a step gave: a token or None for each sequence, and pooled outputs on their way.
+
+    `error` is rank 0's own; `must_stop` holds on every rank.
+    """
 
     tokens: list[int | None]
-    pooled: list[Tensor | None]
+    pooled: HostCopy | None = None
     error: Exception | None = None
     must_stop: bool = False
 
 
 class ModelRunner:
-    """The model, its KV caches and what a device needs around them. Owned by the Engine; chapter 10."""
+    """The model, its KV caches and what a device needs around them. Owned by the Engine.
+
+    Chapter 10. While the memory is measured there is no KV cache: attention then uses the rows of the step.
+    """
 
     def __init__(self, config: ModelConfig, engine_config: EngineConfig, tp: TensorParallel):
-        self.config = config
+        self.config = config = replace(config, device=own_device(config.device))
         self.tp = tp
+        self.use_device()
         self.model = load_model(config, tp)
-        self.num_kv_blocks = count_kv_blocks(config, engine_config, tp, peak=0)
+        on_cuda = config.device.type == "cuda"
+        self.copy_stream = torch.cuda.Stream() if on_cuda else None
+        self.graphs = self.block_size = None
+        self.kv_caches = [None] * config.hf_config.num_hidden_layers
+        peak = self.measure_peak(engine_config.max_num_seqs) if on_cuda else 0
+        self.num_kv_blocks = count_kv_blocks(config, engine_config, tp, peak)
         self.kv_caches = allocate_kv_caches(config, tp, self.num_kv_blocks)
-        self.block_size = config.block_size if self.kv_caches else None
+        if self.kv_caches:
+            self.block_size = config.block_size
+            self.record_graphs(engine_config)
+
+    def use_device(self) -> None:
+        """Make the device the current one of this thread: streams and Triton kernels go by it."""
+        if self.config.device.type == "cuda":
+            torch.cuda.set_device(self.config.device)
+
+    def measure_peak(self, max_num_seqs: int) -> int:
+        """Bytes in use while the largest step of each task runs."""
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.warm_up(max_num_seqs)
+        return torch.cuda.max_memory_allocated()
+
+    def warm_up(self, max_num_seqs: int) -> None:
+        """Run the largest step of every supported task."""
+        for step in warm_up_steps(self.model, self.config, max_num_seqs):
+            if error := self.execute(step).error:
+                raise error
+
+    def record_graphs(self, engine_config: EngineConfig) -> None:
+        """CUDA graphs, where attention reads lengths on the device and no rank is a thread."""
+        pool = self.kv_caches[0]
+        is_eager = engine_config.enforce_eager or engine_config.tp_backend == "thread"
+        if not is_eager and backend_for(pool, pool) is not sdpa_attention:
+            self.graphs = CudaGraphs(self.forward, self.config, engine_config.max_num_seqs)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.model(batch, self.kv_caches)  # [T, D]
 
     def execute(self, scheduled: Scheduled) -> StepOutput:
         """Compute the scheduled tokens; sample where a sequence caught up, or pool."""
-        slices = [seq.slice(n) for seq, n in scheduled]
+        self.use_device()
+        slices, forward = [seq.slice(n) for seq, n in scheduled], self.forward
+        if self.graphs is not None and all(n == 1 for _, n in scheduled):
+            slices, forward = padded(slices, self.graphs.sizes), self.graphs
         batch = Batch.build(slices, self.block_size, self.config.device)
-        hidden = self.model(batch, self.kv_caches)  # [T, D]
+        hidden = forward(batch)[: sum(n for _, n in scheduled)]  # [T, D]
         if self.config.runner == "generate":
             return self._sample(hidden, batch, scheduled)
-        return self._pool(hidden, batch, scheduled)
+        return self._pool(hidden, batch, [seq for seq, _ in scheduled])
 
     def _sample(self, hidden: Tensor, batch: Batch, scheduled: Scheduled) -> StepOutput:
-        """Every rank computes the logits; rank 0 draws and tells the others, or tells them to stop."""
+        """Every rank computes the logits; rank 0 draws and tells the others, or to stop."""
         tokens: list[int | None] = [None] * len(scheduled)
         ready = [i for i, (seq, n) in enumerate(scheduled) if n == seq.num_new_tokens]
-        error = None
-        if ready:
-            last_rows = batch.cu_seqlens_q[1:][ready] - 1
-            logits = self.model.compute_logits(hidden[last_rows])  # [B, V]
-            drawn, error = self.tp.broadcast(self._draw(logits, [scheduled[i][0] for i in ready]))
-            for i, token in zip(ready, drawn, strict=True):
-                tokens[i] = token
-        return StepOutput(tokens, [None] * len(scheduled), error, must_stop=error is not None)
+        if not ready:
+            return StepOutput(tokens)
+        last_rows = to_device(np.cumsum(batch.query_lens)[ready] - 1, hidden.device)
+        logits = self.model.compute_logits(hidden[last_rows])  # [B, V]
+        drawn, error = self.tp.broadcast(self._draw(logits, [scheduled[i][0] for i in ready]))
+        for i, token in zip(ready, drawn, strict=True):
+            tokens[i] = token
+        return StepOutput(tokens, error=error, must_stop=error is not None)
 
-    def _draw(self, logits: Tensor, sequences: list) -> tuple[list[int | None], Exception | None]:
+    def _draw(
+        self, logits: Tensor, sequences: list[Sequence]
+    ) -> tuple[list[int | None], Exception | None]:
         if self.tp.rank > 0:
             return [], None
         try:
@@ -67,20 +122,29 @@ class ModelRunner:
         except Exception as error:
             return [None] * len(sequences), error
 
-    def _pool(self, hidden: Tensor, batch: Batch, scheduled: Scheduled) -> StepOutput:
+    def _pool(self, hidden: Tensor, batch: Batch, sequences: list[Sequence]) -> StepOutput:
         """Rank 0 pools; its error is kept, since the other ranks go on."""
-        nothing: list[None] = [None] * len(scheduled)
+        nothing: list[None] = [None] * len(sequences)
         if self.tp.rank > 0:
-            return StepOutput(nothing, nothing)
-        sequences = [seq for seq, _ in scheduled]
-        cursor = PoolingCursor.build(batch, tuple(seq.num_prompt_tokens for seq in sequences))
+            return StepOutput(nothing)
+        requests = [seq.request for seq in sequences]
         metadata = PoolingMetadata(
-            cursor,
-            params=tuple(seq.request.pooling for seq in sequences),
+            PoolingCursor.build(batch, tuple(len(request.token_ids) for request in requests)),
+            params=tuple(request.pooling for request in requests),
             states=tuple(seq.pooling_state for seq in sequences),
-            prompts=tuple(seq.request.token_ids for seq in sequences),
+            prompts=tuple(request.token_ids for request in requests),
         )
         try:
-            return StepOutput(nothing, self.model.pooler(hidden, metadata))
+            outputs = zip(requests, self.model.pooler(hidden, metadata), strict=True)
+            ready = {request.request_id: x for request, x in outputs if x is not None}
+            return StepOutput(nothing, HostCopy(ready, self.copy_stream) if ready else None)
         except Exception as error:
-            return StepOutput(nothing, nothing, error)
+            return StepOutput(nothing, error=error)
+
+
+def own_device(device: torch.device) -> torch.device:
+    """This rank's GPU for "cuda": LOCAL_RANK's where ranks are processes, else the current one."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    index = os.environ.get("LOCAL_RANK", torch.cuda.current_device())
+    return torch.device("cuda", int(index))

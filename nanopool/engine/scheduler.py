@@ -131,9 +131,7 @@ class Scheduler:
         return self.enable_chunked_prefill or seq.num_tokens > self.max_num_batched_tokens
 
     def update(self, scheduled: Scheduled, tokens: list[int | None]) -> list[Sequence]:
-        """Move the scheduled sequences on by their tokens (None:
-        nothing sampled); return those that ended.
-        """
+        """Move the scheduled sequences on by their sampled tokens; return those that ended."""
         for (seq, n), token in zip(scheduled, tokens, strict=True):
             seq.num_computed_tokens += n
             if token is not None:

@@ -12,8 +12,7 @@ from nanopool.pooler.params import PoolingParams
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller asked for:
-    the only thing that travels to other ranks, once a call. Chapter 00.
+    """What the caller asked for; the only thing that travels to other ranks. Chapter 00.
 
     Token ids are clean (no segment bit). `num_first_segment` is the length of a pair's first text
     (None: no pair), `num_keys` the leading tokens that encoder rows attend to (None: all). Exactly
@@ -34,8 +33,7 @@ class Request:
 
 @dataclass
 class Sequence:
-    """A Request on its way:
-    tokens so far, how many are computed, which KV blocks hold them. Chapter 09.
+    """A Request on its way: its tokens, how many are computed, its KV blocks. Chapter 09.
 
     Each rank makes its own. `contents` are the prefix-cache numbers of its leading full blocks
     (block_manager.py).

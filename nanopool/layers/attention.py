@@ -14,10 +14,7 @@ from nanopool.batch import Batch, Run
 
 
 class Attention(nn.Module):
-    """Scores and mixes one layer's heads.
-
-    Holds no weight. Called by every attention block; chapter 03.
-    """
+    """The attention of one layer; holds no weight. Called by every model's layers; chapter 03."""
 
     def __init__(self, head_dim: int, causal: bool):
         super().__init__()
@@ -50,18 +47,26 @@ def varlen_attention(
     aligned to the lower right). flash-attention's varlen call on CUDA in half precision, PyTorch's
     SDPA elsewhere.
     """
-    backend = select_backend(q.device.type, q.dtype)
+    backend = backend_for(q, kv_cache)
     return backend(q, k, v, batch, causal, scale, kv_cache)
 
 
+def backend_for(x: Tensor, kv_cache: Tensor | None) -> Callable[..., Tensor]:
+    """The attention for heads `[..., d]` like x and a pool like this one."""
+    block_size = None if kv_cache is None else kv_cache.size(2)
+    return select_backend(x.device.type, x.dtype, x.size(-1), block_size)
+
+
 @cache
-def select_backend(device: str, dtype: torch.dtype) -> Callable[..., Tensor]:
+def select_backend(
+    device: str, dtype: torch.dtype, head_dim: int, block_size: int | None
+) -> Callable[..., Tensor]:
     """The attention of this machine: flash_attn, else torch's varlen_attn, else SDPA."""
     if device != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return sdpa_attention
     from nanopool.layers.flash_attention import flash_backend
 
-    return flash_backend() or sdpa_attention
+    return flash_backend(head_dim, block_size) or sdpa_attention
 
 
 def sdpa_attention(
@@ -81,9 +86,9 @@ def sdpa_attention(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, run: Run, causal: bool, scale: float, kv_cache: Tensor | None
 ) -> Tensor:
-    """One run:
-    `count` sequences of `query_len` rows each against `key_len` keys -> `[count * query_len, H,
-    d]`.
+    """One run: `count` sequences of `query_len` rows, each against `key_len` keys.
+
+    q `[T, H, d]`, k and v `[T, K, d]` -> `[count * query_len, H, d]`.
     """
     H, K, d = q.size(1), k.size(1), q.size(2)
     shape = (run.count, run.query_len)
@@ -114,10 +119,7 @@ def gather(pool: Tensor, run: Run) -> Tensor:
 
 
 def store_kvcache(k: Tensor, v: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Write k and v `[T, K, d]` to their slots of kv_cache `[2, N, block, K, d]`.
-
-    Slot -1 writes nothing.
-    """
+    """Write k, v `[T, K, d]` to their slots of `[2, N, block, K, d]`; slot -1 writes nothing."""
     if k.is_cuda:
         from nanopool.layers.store_kvcache import store_kvcache_triton
 

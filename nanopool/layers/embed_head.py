@@ -1,7 +1,4 @@
-"""The two ends of a language model, split over the vocabulary.
-
-Embedding and LM head. Chapter 01.
-"""
+"""The two ends of a language model, split over the vocabulary. Chapter 01."""
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +9,9 @@ from nanopool.parallel import TensorParallel
 
 
 class VocabParallelEmbedding(ShardedModule):
-    """Rank r holds rows [start, end) of the table
+    """Rank r holds rows [start, end) of the embedding table. Called by every model; chapter 01.
 
-    ids of other ranks look up row 0 and are zeroed. Chapter 01.
-
-    The vocabulary V is padded to a multiple of R. The all_reduce adds one real row and R-1 zero
+    Ids of other ranks look up row 0 and are zeroed. The vocabulary V is padded to a multiple of R. The all_reduce adds one real row and R-1 zero
     rows, so every rank ends with the whole embedding.
     """
 
@@ -40,15 +35,15 @@ class VocabParallelEmbedding(ShardedModule):
             return F.embedding(ids, self.weight)  # [T] -> [T, D]
         mask = (ids >= self.start) & (ids < self.end)
         local = (ids - self.start) * mask
-        rows = F.embedding(local, self.weight) * mask.unsqueeze(-1)  # [T] -> [T, D]
+        rows = F.embedding(local, self.weight)  # [T] -> [T, D]
+        rows = rows.masked_fill(~mask.unsqueeze(-1), 0)
         return self.tp.all_reduce(rows)
 
 
 class ParallelLMHead(VocabParallelEmbedding):
-    """The same split used the other way:
-    each rank scores its part of the vocabulary, all_gather joins. Chapter 01.
+    """The same split the other way: each rank scores its part of the vocabulary. Chapter 01.
 
-    A tied head shares the embedding's parameter itself.
+    all_gather joins the parts. A tied head shares the embedding's parameter itself.
     """
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Linear layers whose weights are split over tensor-parallel ranks (Megatron-LM, arXiv 1909.08053).
-
-Chapter 02.
-"""
+"""Linear layers split over tensor-parallel ranks (Megatron-LM, arXiv 1909.08053). Chapter 02."""
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +56,7 @@ class ParallelLinear(ShardedModule):
 
 
 class MergedColumnParallelLinear(ParallelLinear):
-    """Several column-parallel products as one matrix:
-    gate and up of an MLP. No communication; chapter 02.
+    """Several column-parallel products as one matrix, such as gate and up. Chapter 02.
 
     Rank r holds rows [r * n/R, (r+1) * n/R) of each part, one part below the other.
     """
@@ -143,9 +139,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """Input features split over ranks:
-    partial sums are added by all_reduce, the bias once, after it. Chapter 02.
-    """
+    """Input features split over ranks; all_reduce adds the partial sums, then the bias. Chapter 02."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, tp: TensorParallel, what: str

@@ -6,10 +6,7 @@ from torch import Tensor, nn
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight, computed in float32 (arXiv 1910.07467).
-
-    Used by every decoder; chapter 04.
-    """
+    """x / rms(x) * weight, computed in float32 (arXiv 1910.07467). Chapter 04."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()

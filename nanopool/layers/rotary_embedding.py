@@ -1,7 +1,4 @@
-"""Rotary position embedding (arXiv 2104.09864), half-split as Hugging Face stores it.
-
-Chapter 04.
-"""
+"""Rotary position embedding (arXiv 2104.09864), half-split as in Hugging Face. Chapter 04."""
 
 import torch
 import transformers
@@ -28,10 +25,7 @@ def inverse_frequencies(config, head_dim: int) -> tuple[Tensor, float]:
 
 
 class RotaryEmbedding:
-    """The cos and sin of every position up to max_model_len.
-
-    The model looks up a step's rows once. Chapter 04.
-    """
+    """cos and sin of every position; a model looks up a step's rows once. Chapter 04."""
 
     def __init__(self, config, head_dim: int, max_positions: int):
         with torch.device("cpu"):  # models are built on the meta device, but these are values

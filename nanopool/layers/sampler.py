@@ -8,8 +8,7 @@ from nanopool.config import SamplingParams
 
 
 def sample(logits: Tensor, params: list[SamplingParams], seeds: list[tuple[int, ...]]) -> list[int]:
-    """logits `[B, V]` -> one token a row:
-    the largest logit at temperature 0, else a draw from the filtered softmax.
+    """logits `[B, V]` -> one token a row: the best at temperature 0, else a draw.
 
     Each row draws with a generator of its own, made from its seed, so that neighbours never change
     a sample.

@@ -1,6 +1,4 @@
-"""The table of architectures:
-
-what each model class declares about itself, without importing a model.
+"""The table of architectures: what each declares, without importing a model. Chapter 06.
 
 A Hugging Face architecture name is a family and a suffix (`Qwen2` + `ForTokenClassification`). The
 family says which backbone runs and how it attends; the suffix says which head and pooler stand on
@@ -14,9 +12,7 @@ from importlib import import_module
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model declares:
-    read by resolve.py (runner, tasks, defaults), by the loader and by `load_class`.
-    """
+    """What a model declares; read by resolve.py and by `load_class`. Chapter 06."""
 
     architecture: str
     backbone: str  # "module:Class" inside nanopool.models
@@ -107,9 +103,7 @@ def spec_for(architecture: str) -> ModelSpec | None:
 
 
 def convert_spec(spec: ModelSpec, convert: str) -> ModelSpec:
-    """A generative spec turned into an embedder or a classifier:
-    same backbone, other head (vLLM: `--convert`).
-    """
+    """A generative spec turned into an embedder or a classifier (vLLM: `--convert`)."""
     suffix = {"embed": "EmbeddingModel", "classify": "ForSequenceClassification"}[convert]
     return replace(spec, **SUFFIXES[suffix])
 

@@ -3,21 +3,17 @@
 What makes a Qwen3 a generator, an embedder or a reranker. Chapter 06.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanopool.batch import Batch
 from nanopool.config import ModelConfig
-from nanopool.layers.activation import get_activation
 from nanopool.layers.embed_head import ParallelLMHead
-from nanopool.layers.linear import ShardedModule, copy_exactly
-from nanopool.layers.norm import LayerNorm
+from nanopool.models.heads import Dense, LMHeadRows, MLMHead
 from nanopool.models.loader import Weights
 from nanopool.parallel import TensorParallel
 from nanopool.pooler.heads import ClassifierHead, EmbeddingHead, RowMap, get_classifier_activation
 from nanopool.pooler.late_interaction import LateInteractionPooler, select_maxsim
-from nanopool.pooler.params import load_activation
 from nanopool.pooler.poolers import DispatchPooler, Head, Pooler, SequencePooler, TokenPooler
 from nanopool.pooler.special import (
     ConcatPooler,
@@ -26,8 +22,6 @@ from nanopool.pooler.special import (
     without_ends,
     without_skipped,
 )
-
-DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"
 
 
 class Adapter(nn.Module):
@@ -83,22 +77,8 @@ class CausalLM(Adapter):
         return self.lm_head(hidden)  # [B, D] -> [B, V]
 
 
-class Dense(nn.Linear):
-    """One sentence-transformers Dense module: a linear map and an activation. Chapter 14."""
-
-    def __init__(self, settings: dict):
-        sizes = settings["in_features"], settings["out_features"]
-        super().__init__(*sizes, bias=settings.get("bias", True))
-        self.act = load_activation(settings.get("activation_function", DEFAULT_ACTIVATION))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(super().forward(x))
-
-
 class PoolingAdapter(Adapter):
-    """What all pooling adapters share:
-    the folder's Dense modules as `project`, and a pooler. Chapters 14 and 15.
-    """
+    """What pooling adapters share: Dense modules as `project`, and a pooler. Chapters 14 and 15."""
 
     ignored = (*Adapter.ignored, "lm_head", "pooler", "cls")
 
@@ -106,6 +86,7 @@ class PoolingAdapter(Adapter):
         self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, weights: Weights
     ):
         super().__init__(backbone)
+        self.hidden_size = config.hf_config.hidden_size
         self.dense = nn.ModuleDict()
         for module in (module for module in config.modules if module.name == "Dense"):
             prefix = f"dense.{module.path.name}"
@@ -114,11 +95,21 @@ class PoolingAdapter(Adapter):
             if f"{prefix}.linear.weight" in weights:
                 self.sources[prefix] = f"{prefix}.linear"
         poolers = self.build_poolers(config, weights)
-        self.pooler = DispatchPooler({task: poolers[task] for task in config.spec.tasks})
+        poolers["plugin"] = TokenPooler("plugin", "ALL", lambda rows, _: rows)
+        self.pooler = DispatchPooler(
+            {task: poolers[task] for task in (*config.spec.tasks, "plugin")}
+        )
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         """A pooler for each task that this adapter knows; the heads are made here too."""
         raise NotImplementedError
+
+    def add_linear(self, source: str, size: int, bias: bool) -> nn.Linear:
+        """A head of `size` outputs under its name in the checkpoint."""
+        name = source.replace(".", "_")
+        self.sources[name] = source
+        self.add_module(name, nn.Linear(self.hidden_size, size, bias=bias))
+        return self.get_submodule(name)
 
     def project(self, rows: Tensor) -> Tensor:
         for dense in self.dense.values():
@@ -131,16 +122,12 @@ def embedding_poolers(
 ) -> dict[str, Pooler]:
     """`embed` and `token_embed`: pooled or single rows, projected and normalised."""
     dtype, pooling = config.head_dtype, config.pooler
-    tokens = TokenPooler(
-        "token_embed", pooling.tok_pooling_type, EmbeddingHead(dtype, project_tokens)
-    )
+    head, token_head = EmbeddingHead(dtype, project), EmbeddingHead(dtype, project_tokens)
+    tokens = TokenPooler("token_embed", pooling.tok_pooling_type, token_head)
     if config.multi_vector is not None:
         tokens = RowFilter(tokens, without_skipped)
-    head = EmbeddingHead(dtype, project)
-    return {
-        "embed": SequencePooler("embed", pooling.seq_pooling_type, head),
-        "token_embed": late_interaction(tokens, config),
-    }
+    embed = SequencePooler("embed", pooling.seq_pooling_type, head)
+    return {"embed": embed, "token_embed": late_interaction(tokens, config)}
 
 
 def late_interaction(tokens: Pooler, config: ModelConfig) -> Pooler:
@@ -148,15 +135,18 @@ def late_interaction(tokens: Pooler, config: ModelConfig) -> Pooler:
     return LateInteractionPooler(tokens, select_maxsim(config.device, fused))
 
 
-def classifier_head(config: ModelConfig, classifier: RowMap | None) -> Head:
+def classifier_head(config: ModelConfig, classifier: RowMap) -> Head:
     """A classifier with the activation and calibration that the folder and the user say."""
-    return ClassifierHead(
-        config.head_dtype,
-        classifier,
-        get_classifier_activation(config.activation),
-        config.pooler.logit_mean,
-        config.pooler.logit_sigma,
-    )
+    activation = get_classifier_activation(config.activation)
+    calibration = config.pooler.logit_mean, config.pooler.logit_sigma
+    return ClassifierHead(config.head_dtype, classifier, activation, *calibration)
+
+
+def token_classifier(config: ModelConfig, classifier: RowMap) -> dict[str, Pooler]:
+    """`token_classify` alone."""
+    head = classifier_head(config, classifier)
+    method = config.pooler.tok_pooling_type
+    return {"token_classify": TokenPooler("token_classify", method, head)}
 
 
 class EmbeddingModel(PoolingAdapter):
@@ -174,10 +164,8 @@ class TanhPoolingModel(PoolingAdapter):
     ignored = (*Adapter.ignored, "lm_head", "cls", "classifier")
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
-        D = config.hf_config.hidden_size
-        self.pooler_dense = nn.Linear(D, D)
-        self.sources["pooler_dense"] = "pooler.dense"
-        return embedding_poolers(config, lambda rows: self.pooler_dense(rows).tanh(), None)
+        dense = self.add_linear("pooler.dense", self.hidden_size, bias=True)
+        return embedding_poolers(config, lambda rows: dense(rows).tanh(), None)
 
 
 class ColBERTModel(PoolingAdapter):
@@ -185,143 +173,86 @@ class ColBERTModel(PoolingAdapter):
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         name = "colbert_linear" if "colbert_linear.weight" in weights else "linear"
-        self.sources["linear"] = name
-        E = len(weights[f"{name}.weight"]) if f"{name}.weight" in weights else 0
-        self.linear = nn.Linear(config.hf_config.hidden_size, E, bias=False)
-        return embedding_poolers(config, None, self.linear)
-
-
-class LMHeadRows(ShardedModule):
-    """A classifier cut out of an LM head: rows `plus`, less row `minus`, in float32. Chapter 17.
-
-    sigmoid(h (W_yes - W_no)) is the softmax over (no, yes) at yes: a language model that reranks.
-    """
-
-    def __init__(self, hidden: int, plus: tuple[int, ...], minus: int | None):
-        super().__init__()
-        self.plus, self.minus = list(plus), minus
-        self.weight = nn.Parameter(torch.empty(len(plus), hidden))
-
-    def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
-        rows = loaded[self.plus].float()  # [L, D]
-        minus = 0 if self.minus is None else loaded[self.minus].float()
-        copy_exactly(param.data, rows - minus)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return F.linear(rows, self.weight)  # [n, D] -> [n, L]
+        size = len(weights[f"{name}.weight"]) if f"{name}.weight" in weights else 0
+        return embedding_poolers(config, None, self.add_linear(name, size, bias=False))
 
 
 class ClassificationModel(PoolingAdapter):
-    """`classify` and `token_classify`:
-    cross-encoders, classifiers, rerankers. Chapters 14 and 17.
-    """
+    """Cross-encoders, classifiers and rerankers, by sequence or token. Chapters 14 and 17."""
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         heads = (classifier_head(config, m) for m in self.build_classifier(config, weights))
         return DispatchPooler.for_seq_cls(config.pooler.seq_pooling_type, *heads).poolers
 
     def build_classifier(self, config: ModelConfig, weights: Weights) -> tuple[RowMap, RowMap]:
-        """The maps from pooled rows and from single rows to logits."""
-        hf, spec = config.hf_config, config.spec
+        """The maps from pooled rows and from single rows to logits.
+
+        tanh belongs to the map, not to the activation: `use_activation=False` keeps it.
+        """
+        spec = config.spec
         if self.dense:
             return self.project, self.project
         if config.classifier_rows is not None:
-            self.classifier = LMHeadRows(hf.hidden_size, *config.classifier_rows)
-            self.sources["classifier"] = "embed_tokens" if hf.tie_word_embeddings else "lm_head"
+            tied = config.hf_config.tie_word_embeddings
+            self.classifier = LMHeadRows(self.hidden_size, *config.classifier_rows)
+            self.sources["classifier"] = "embed_tokens" if tied else "lm_head"
             return self.classifier, self.classifier
-        self.sources["classifier"] = spec.classifier_name
-        has_bias = f"{spec.classifier_name}.bias" in weights or spec.dense_name is not None
-        self.classifier = nn.Linear(hf.hidden_size, config.num_labels, bias=has_bias)
+        has_bias = spec.dense_name is not None or f"{spec.classifier_name}.bias" in weights
+        classifier = self.add_linear(spec.classifier_name, config.num_labels, has_bias)
         if spec.dense_name is None:
-            return self.classifier, self.classifier
-        self.sources["dense_layer"] = spec.dense_name
-        self.dense_layer = nn.Linear(hf.hidden_size, hf.hidden_size)
-        per_token = self.classify_pooled if spec.classifies_tokens_with_dense else self.classifier
-        return self.classify_pooled, per_token
+            return classifier, classifier
+        dense = self.add_linear(spec.dense_name, self.hidden_size, bias=True)
 
-    def classify_pooled(self, rows: Tensor) -> Tensor:
-        """tanh belongs to the head, not to the activation: `use_activation=False` keeps it."""
-        return self.classifier(self.dense_layer(rows).tanh())
+        def classify(rows: Tensor) -> Tensor:
+            return classifier(dense(rows).tanh())
+
+        return classify, classify if spec.classifies_tokens_with_dense else classifier
 
 
 class TokenClassificationModel(PoolingAdapter):
     """`token_classify` with a linear classifier: named entities. Chapter 13."""
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
-        name = self.sources["classifier"] = "score" if "score.weight" in weights else "classifier"
-        has_bias = f"{name}.bias" in weights
-        self.classifier = nn.Linear(config.hf_config.hidden_size, config.num_labels, bias=has_bias)
-        head = classifier_head(config, self.classifier)
-        return {
-            "token_classify": TokenPooler("token_classify", config.pooler.tok_pooling_type, head)
-        }
+        name = "score" if "score.weight" in weights else "classifier"
+        classifier = self.add_linear(name, config.num_labels, f"{name}.bias" in weights)
+        return token_classifier(config, classifier)
 
 
 class RewardModel(PoolingAdapter):
     """A two-layer score for every token, or for the tokens that close a step. Chapter 13."""
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
-        D = config.hf_config.hidden_size
-        self.score = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, config.num_labels))
-        head = classifier_head(config, self.score)
-        return {
-            "token_classify": TokenPooler("token_classify", config.pooler.tok_pooling_type, head)
-        }
-
-
-class MLMHead(nn.Module):
-    """Rows to vocabulary logits:
-    dense, activation, LayerNorm, decoder. Used by SPLADE; chapter 16.
-    """
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        hf = config.hf_config
-        self.dense = nn.Linear(hf.hidden_size, hf.hidden_size)
-        self.act = get_activation(hf.hidden_act)
-        self.LayerNorm = LayerNorm(hf.hidden_size, hf.layer_norm_eps)
-        self.decoder = nn.Linear(hf.hidden_size, hf.vocab_size)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        rows = self.dense(rows.to(self.dense.weight.dtype))
-        return self.decoder(self.LayerNorm(self.act(rows)))  # [n, D] -> [n, V]
+        first = nn.Linear(self.hidden_size, self.hidden_size)
+        second = nn.Linear(self.hidden_size, config.num_labels)
+        self.score = nn.Sequential(first, nn.ReLU(), second)
+        return token_classifier(config, self.score)
 
 
 class MaskedLM(PoolingAdapter):
-    """SPLADE as `embed`, hidden rows as `token_embed`, vocabulary logits as `token_classify`.
-
-    Chapter 16.
-    """
+    """SPLADE weights, hidden rows or vocabulary logits of a masked language model. Chapter 16."""
 
     ignored = (*Adapter.ignored, "pooler", "seq_relationship")
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         self.mlm_head = MLMHead(config)
-        self._name_head(config.hf_config.tie_word_embeddings, weights)
-        head = classifier_head(config, self.mlm_head)
-        return {
-            "embed": SpladePooler(self.mlm_head, config.hf_config.vocab_size, config.splade),
-            "token_embed": embedding_poolers(config, None, None)["token_embed"],
-            "token_classify": TokenPooler("token_classify", "ALL", head),
-        }
+        self.name_head(config.hf_config.tie_word_embeddings, weights)
+        logits = TokenPooler("token_classify", "ALL", classifier_head(config, self.mlm_head))
+        embed = SpladePooler(self.mlm_head, config.hf_config.vocab_size, config.splade)
+        return embedding_poolers(config, None, None) | {"embed": embed, "token_classify": logits}
 
-    def _name_head(self, tied: bool, weights: Weights) -> None:
-        """The head under BERT's or RoBERTa's names; its bias has two, and files may hold both."""
-        head = "cls.predictions" if "cls.predictions.bias" in weights else "lm_head"
-        is_bert = head == "cls.predictions"
-        bias = f"{head}.decoder.bias"
+    def name_head(self, tied: bool, weights: Weights) -> None:
+        """BERT's or RoBERTa's names; the bias has two, and files may hold both."""
+        is_bert = "cls.predictions.transform.dense.weight" in weights
+        head, norm = ("cls.predictions", "LayerNorm") if is_bert else ("lm_head", "layer_norm")
+        transform = f"{head}.transform" if is_bert else head
+        decoder, bias = f"{head}.decoder.weight", f"{head}.decoder.bias"
         self.sources = {
-            "mlm_head.decoder.weight": f"{head}.decoder.weight",
+            "mlm_head.dense": f"{transform}.dense",
+            "mlm_head.LayerNorm": f"{transform}.{norm}",
+            "mlm_head.decoder.weight": "embeddings.word_embeddings.weight" if tied else decoder,
             "mlm_head.decoder.bias": bias if bias in weights else f"{head}.bias",
-            "mlm_head.dense": f"{head}.transform.dense" if is_bert else f"{head}.dense",
-            "mlm_head.LayerNorm": f"{head}.transform.LayerNorm"
-            if is_bert
-            else f"{head}.layer_norm",
         }
-        self.ignored = (*self.ignored, f"{head}.bias")
-        if tied:
-            self.sources["mlm_head.decoder.weight"] = "embeddings.word_embeddings.weight"
-            self.ignored = (*self.ignored, f"{head}.decoder.weight")
+        self.ignored = (*self.ignored, f"{head}.bias", *([decoder] if tied else []))
 
 
 class BgeM3Model(PoolingAdapter):
@@ -329,23 +260,19 @@ class BgeM3Model(PoolingAdapter):
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         hf, dtype = config.hf_config, config.head_dtype
-        self.sparse_linear = nn.Linear(hf.hidden_size, 1)
-        self.colbert_linear = nn.Linear(hf.hidden_size, hf.hidden_size)
         for name in ("sparse_linear", "colbert_linear"):
             weights.add(config.folder / f"{name}.pt", f"{name}.")
-        poolers = embedding_poolers(config, None, None)
-        rows = TokenPooler("token_embed", "ALL", EmbeddingHead(dtype, self.colbert_linear))
-        weights = TokenPooler(
-            "token_classify", "ALL", ClassifierHead(dtype, self.sparse_weights, F.relu)
-        )
-        sparse = RowFilter(weights, without_ends(hf.bos_token_id, hf.eos_token_id))
-        tokens = late_interaction(RowFilter(rows, without_ends(hf.bos_token_id, None)), config)
-        joined = ConcatPooler(poolers["embed"], sparse, "embed&token_classify")
-        return poolers | {
-            "token_embed": tokens,
-            "token_classify": sparse,
-            "embed&token_classify": joined,
+        sparse = self.add_linear("sparse_linear", 1, bias=True)
+        project = self.add_linear("colbert_linear", self.hidden_size, bias=True)
+        embed = embedding_poolers(config, None, None)["embed"]
+        rows = TokenPooler("token_embed", "ALL", EmbeddingHead(dtype, project))
+        head = ClassifierHead(dtype, lambda rows: sparse(rows).squeeze(-1), F.relu)  # [n, D] -> [n]
+        weights_of_tokens = TokenPooler("token_classify", "ALL", head)
+        lexical = RowFilter(weights_of_tokens, without_ends(hf.bos_token_id, hf.eos_token_id))
+        rows = RowFilter(rows, without_ends(hf.bos_token_id, None))
+        return {
+            "embed": embed,
+            "token_embed": late_interaction(rows, config),
+            "token_classify": lexical,
+            "embed&token_classify": ConcatPooler(embed, lexical, "embed&token_classify"),
         }
-
-    def sparse_weights(self, rows: Tensor) -> Tensor:
-        return self.sparse_linear(rows).squeeze(-1)  # [n, D] -> [n]

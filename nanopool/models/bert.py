@@ -1,7 +1,4 @@
-"""BERT (arXiv 1810.04805) and RoBERTa.
-
-Encoders whose module names follow the checkpoint. Chapter 05.
-"""
+"""BERT (arXiv 1810.04805) and RoBERTa: encoders named as the checkpoint names them. Chapter 05."""
 
 from torch import Tensor, nn
 
@@ -18,10 +15,7 @@ QKV_NAMES = ("self.query", "self.key", "self.value")
 
 
 class BertEmbeddings(nn.Module):
-    """Word + position + segment embedding, then LayerNorm.
-
-    Segments arrive as bit 30 of the ids. Chapter 05.
-    """
+    """Word + position + segment embedding, then LayerNorm; segments come as bit 30 of the ids. Chapter 05."""
 
     first_position = 0
 
@@ -109,10 +103,7 @@ class BertLayer(nn.Module):
 
 
 class BertModel(nn.Module):
-    """Embeddings and layers:
-
-    `model(batch, []) -> hidden [T, D]`. Called by the adapters; chapter 05.
-    """
+    """Embeddings and layers: `model(batch, []) -> hidden [T, D]`. Chapter 05."""
 
     embeddings_class = BertEmbeddings
 

@@ -1,7 +1,4 @@
-"""Qwen3 (arXiv 2505.09388), and with it Qwen2 and Llama.
-
-Decoders that differ in q/k norm and biases. Chapter 04.
-"""
+"""Qwen3 (arXiv 2505.09388), and with it Qwen2 and Llama: one decoder. Chapter 04."""
 
 from torch import Tensor, nn
 
@@ -61,10 +58,7 @@ class Qwen3MLP(nn.Module):
 
 
 class Qwen3DecoderLayer(nn.Module):
-    """Attention and MLP, each on normalised input and added to the residual stream (pre-norm).
-
-    Chapter 04.
-    """
+    """Attention and MLP, each on normalised input, added to the residual (pre-norm). Chapter 04."""
 
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()
@@ -80,10 +74,7 @@ class Qwen3DecoderLayer(nn.Module):
 
 
 class Qwen3Model(nn.Module):
-    """Embedding, layers, final norm:
-
-    `model(batch, kv_caches) -> hidden [T, D]`. Called by the adapters; chapter 04.
-    """
+    """Embedding, layers, norm: `model(batch, kv_caches) -> hidden [T, D]`. Chapter 04."""
 
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()

@@ -15,8 +15,7 @@ RowMap = Callable[[Tensor], Tensor]
 
 
 class EmbeddingHead:
-    """Rows to embeddings:
-    cast, project, cut to `dimensions` (Matryoshka, arXiv 2205.13147), normalise. Chapter 14.
+    """Rows to embeddings: project, cut (Matryoshka, arXiv 2205.13147), normalise. Chapter 14.
 
     One head serves pooled rows and token rows: it maps `[n, D] -> [n, E]` under one request's
     params.
@@ -35,9 +34,7 @@ class EmbeddingHead:
 
 
 class ClassifierHead:
-    """Rows to scores:
-    cast, classify, pick columns, calibrate as (x - mean) / sigma, activate. Chapter 14.
-    """
+    """Rows to scores: classify, pick columns, calibrate, activate. Chapter 14."""
 
     def __init__(
         self,
@@ -68,10 +65,7 @@ class ClassifierHead:
 
 
 def get_classifier_activation(name: str) -> RowMap:
-    """The activation behind a resolved name:
-
-    "classify", "identity", or a class of torch.nn.modules.
-    """
+    """The activation of a resolved name: classify, identity, or a class of torch.nn.modules."""
     named = {"classify": classify_activation, "identity": torch.nn.Identity()}
     return named[name] if name in named else load_activation(name)
 

@@ -42,10 +42,14 @@ class PoolingCursor:
 
     @classmethod
     def build(cls, batch: Batch, prompt_lens: tuple[int, ...]) -> "PoolingCursor":
-        """The cursor of a batch: its cu_seqlens are the row indices already."""
-        starts = (k - q for k, q in zip(batch.key_lens, batch.query_lens, strict=True))
-        edges = batch.cu_seqlens_q
-        return cls(edges[:-1], edges[1:] - 1, batch.query_lens, tuple(starts), prompt_lens)
+        """The cursor of a batch: its cu_seqlens are the row indices already.
+
+        Fewer keys than rows (ColBERT's filled queries) are those of an encoder: it starts at 0.
+        """
+        B = len(prompt_lens)  # the dead rows of a CUDA graph come after them
+        query_lens, edges = batch.query_lens[:B], batch.cu_seqlens_q[: B + 1]
+        starts = (max(0, k - q) for k, q in zip(batch.key_lens[:B], query_lens, strict=True))
+        return cls(edges[:-1], edges[1:] - 1, query_lens, tuple(starts), prompt_lens)
 
     @cached_property
     def finished(self) -> tuple[bool, ...]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # In the order in which a model that offers several picks its default.
 POOLING_TASKS = ("embed&token_classify", "embed", "classify", "token_embed", "token_classify")
+POOLING_TASKS += ("plugin",)  # every pooling model offers it: hidden rows as they are
 REMOVED_TASKS = {"score": "'classify'", "encode": "'token_embed' or 'token_classify'"}
 SCORE_TYPES = {
     "embed": "bi-encoder",
@@ -32,6 +33,7 @@ ALLOWED_PARAMS = {
     "classify": {"use_activation"},
     "token_embed": {"use_activation", "dimensions", "step_tag_id", *LATE_PARAMS},
     "token_classify": {"use_activation", *STEP_PARAMS},
+    "plugin": set(),
 }
 
 
@@ -123,6 +125,7 @@ class PoolingParams(CommonParams):
     requires_token_ids: bool = False
     skip_reading_prefix_cache: bool | None = None
     prompt_prefix_len: int = 0  # rows of the prompt's prefix that MEAN leaves out
+    skip_token_ids: tuple[int, ...] = ()  # tokens whose rows ColBERT drops
 
     def __post_init__(self, normalize: Any, softmax: Any):
         super().__post_init__(normalize, softmax)
@@ -161,7 +164,7 @@ def check_offered(task: str, config: "ModelConfig") -> None:
     check_task(task)
     if config.runner != "pooling":
         raise ValueError(f"task={task!r} needs a pooling model: use LLM(..., runner='pooling')")
-    if task not in config.spec.tasks:
+    if task not in (*config.spec.tasks, "plugin"):
         raise ValueError(
             f"Unsupported task {task!r}. Supported tasks: {list(config.spec.tasks)}; "
             "a decoder offers others with LLM(..., convert='embed') or convert='classify'"

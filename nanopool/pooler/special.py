@@ -17,8 +17,7 @@ from nanopool.pooler.poolers import Pooler, PoolerWrapper
 
 
 class SpladePooler(Pooler):
-    """`embed` of a masked language model:
-    one weight a vocabulary entry (SPLADE, arXiv 2109.10086). Chapter 16.
+    """`embed` as one weight a vocabulary entry (SPLADE, arXiv 2109.10086). Chapter 16.
 
     log1p(relu(logit)), by maximum or sum over all tokens. The vocabulary logits exist for 16 MiB of
     rows at a time; the maximum is taken first, since relu and log1p are monotone.
@@ -44,7 +43,7 @@ class SpladePooler(Pooler):
             if self.mode == "sum":
                 weights.index_add_(0, owner, logits.log1p_())
             else:
-                weights.index_reduce_(0, owner, logits, "amax")
+                weights.scatter_reduce_(0, owner.unsqueeze(1).expand_as(logits), logits, "amax")
         return list(weights if self.mode == "sum" else weights.log1p_())
 
 
@@ -52,9 +51,7 @@ Keep = Callable[[Tensor, PoolingParams], Tensor]
 
 
 class RowFilter(PoolerWrapper):
-    """Drops rows of a token pooler's output by their token ids:
-
-    `keep(ids [n], params) -> bool [n]`. Chapter 16.
+    """Drops token rows by `keep(token ids [n], params) -> bool [n]`. Chapters 16 and 17.
 
     Late-chunked rows are means over all tokens and pass as they are.
     """
@@ -89,13 +86,11 @@ def without_ends(bos: int | None, eos: int | None) -> Keep:
 
 def without_skipped(ids: Tensor, params: PoolingParams) -> Tensor:
     """Drop the tokens that the request names: ColBERT's punctuation in documents."""
-    return ~torch.isin(ids, torch.tensor(params.skip_token_ids or (), dtype=ids.dtype))
+    return ~torch.isin(ids, torch.tensor(params.skip_token_ids, dtype=ids.dtype))
 
 
 class ConcatPooler(Pooler):
-    """Two tasks of one request, their results flattened and joined:
-    bGE-M3's `embed&token_classify`. Chapter 16.
-    """
+    """Two tasks' results of one request, joined: BGE-M3's `embed&token_classify`. Chapter 16."""
 
     def __init__(self, first: Pooler, second: Pooler, task: str):
         super().__init__(task)

@@ -1,0 +1,32 @@
+"""Pooled outputs on their way from the device to the host. Chapter 10."""
+
+import torch
+from torch import Tensor
+
+
+class HostCopy:
+    """The outputs of one step, by request id; made by the ModelRunner, read by the Engine.
+
+    They are packed into one tensor, which no later step overwrites, and copied on a stream of their
+    own into pinned memory while the next step runs. On a CPU (`stream` None) nothing is under way.
+    """
+
+    def __init__(self, outputs: dict[str, Tensor], stream: "torch.cuda.Stream | None"):
+        self.shapes = {name: output.shape for name, output in outputs.items()}
+        self.packed = torch.cat([output.flatten() for output in outputs.values()])
+        self.event = None
+        if stream is None:
+            return
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.packed.record_stream(stream)  # its memory is not reused before the copy ends
+            self.packed = self.packed.to("cpu", non_blocking=True)
+            self.event = stream.record_event()
+
+    def read(self) -> dict[str, Tensor]:
+        """Wait for the copy; tensors of their own, out of pinned memory."""
+        if self.event is not None:
+            self.event.synchronize()
+        parts = self.packed.split([shape.numel() for shape in self.shapes.values()])
+        named = zip(self.shapes.items(), parts, strict=True)
+        return {name: part.view(shape).clone() for (name, shape), part in named}

@@ -1,0 +1,71 @@
+"""MaxSim without its matrix of dots, as a Triton kernel (ColBERT, arXiv 2004.12832). Chapter 17."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nanopool.batch import cumulative, to_device
+
+
+def flash_maxsim(queries: list[Tensor], documents: list[Tensor]) -> Tensor:
+    """`maxsim` of late_interaction.py: rows `[q, E]` and `[n, E]` of each pair -> `[pairs]`.
+
+    A program scores a pair tile by tile and keeps nothing but the best dot of each query row.
+    """
+    packed = (*pack(queries), *pack(documents))
+    scores = packed[0].new_empty(len(queries), dtype=torch.float32)
+    score_pair[(len(queries),)](*packed, scores, packed[0].size(1), 32, 64)
+    return scores
+
+
+def pack(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """All rows as one tensor `[*, E]`, and where each part starts, with the end: `[pairs + 1]`."""
+    starts = cumulative(tuple(map(len, parts)))
+    return torch.cat(parts), to_device(starts, parts[0].device)
+
+
+@triton.jit
+def score_pair(
+    queries, query_starts, documents, document_starts, scores, E, Q: tl.constexpr, N: tl.constexpr
+):
+    """The sum over query rows of the best dot with a document row, in float32."""
+    pair = tl.program_id(0)
+    first, last = tl.load(query_starts + pair), tl.load(query_starts + pair + 1)
+    start, end = tl.load(document_starts + pair), tl.load(document_starts + pair + 1)
+    total = tl.zeros([Q], tl.float32)
+    for q in range(first, last, Q):
+        rows = q + tl.arange(0, Q)
+        best = tl.full([Q], float("-inf"), tl.float32)
+        for n in range(start, end, N):
+            columns = n + tl.arange(0, N)
+            dots = tile_dots(queries, rows, last, documents, columns, end, E)
+            dots = tl.where(columns[None, :] < end, dots, float("-inf"))
+            best = larger(best, tl.reduce(dots, 1, larger))
+        total += tl.where(rows < last, best, 0.0)
+    tl.store(scores + pair, tl.sum(total))
+
+
+@triton.jit
+def tile_dots(a, rows, a_end, b, columns, b_end, E, C: tl.constexpr = 64):
+    """Dots of rows of a and rows of b, C dimensions at a time, without TF32's rounding."""
+    dots = tl.zeros([rows.shape[0], columns.shape[0]], tl.float32)
+    for e in range(0, E, C):
+        x = load_tile(a, rows, a_end, e, E, C)
+        y = load_tile(b, columns, b_end, e, E, C)
+        dots = tl.dot(x, tl.trans(y), dots, input_precision="ieee")
+    return dots
+
+
+@triton.jit
+def load_tile(base, rows, end, e, E, C: tl.constexpr):
+    """Dimensions e to e + C of some rows of a packed `[*, E]`; zero outside."""
+    dims = e + tl.arange(0, C)
+    inside = (rows < end)[:, None] & (dims < E)[None, :]
+    return tl.load(base + rows.to(tl.int64)[:, None] * E + dims[None, :], inside, 0.0)
+
+
+@triton.jit
+def larger(a, b):
+    """The maximum, and NaN where one of both is: a broken row must show."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

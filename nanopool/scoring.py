@@ -1,0 +1,179 @@
+"""Three ways to score a text against another: cosine, cross-encoder, MaxSim. Chapter 17.
+
+Functions over the LLM: each makes requests and turns their results into one output a pair.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from nanopool.checks import check_value
+from nanopool.config import ModelConfig
+from nanopool.engine.sequence import Request
+from nanopool.inputs import Frame, Prompt, Truncation
+from nanopool.outputs import PoolingOutput, PoolingRequestOutput
+from nanopool.pooler.params import LateInteractionParams, PoolingParams
+
+if TYPE_CHECKING:
+    from nanopool.llm import LLM
+
+Texts = list[str | tuple[int, ...]]
+Outputs = list[PoolingRequestOutput | None]
+
+QWEN3_RERANKER = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {{ messages[-2].content }}\n<Document>: {{ messages[-1].content }}"
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n\n"
+)
+JOINED = "{{ messages[-2].content + messages[-1].content }}"
+
+
+@dataclass(frozen=True)
+class ScoreCall:
+    """What one call of `LLM.score` asks for besides its texts; read by the routes. Chapter 17."""
+
+    llm: "LLM"
+    params: PoolingParams
+    chat_template: str | None
+    use_tqdm: bool
+    tokenization: dict[str, Any]
+
+    @property
+    def progress(self) -> str | None:
+        return "score" if self.use_tqdm else None
+
+    @property
+    def truncation(self) -> Truncation:
+        return self.llm.inputs.truncation(self.llm.model_config.max_model_len, self.tokenization)
+
+
+def score(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
+    """One output a pair, by the route that PoolerConfig.task or the model stands for.
+
+    Raises ValueError unless there are 1 query and N documents, or N and N.
+    """
+    if not queries or not documents or len(queries) not in (1, len(documents)):
+        raise ValueError(
+            f"data_1 has {len(queries)} texts and data_2 {len(documents)}: "
+            "Input lengths must be either 1:1, 1:N or N:N"
+        )
+    return ROUTES[score_task(call.llm.model_config)](call, queries, documents)
+
+
+def score_task(config: ModelConfig) -> str:
+    """The task that scores. Raises ValueError where there is none, or more than one label."""
+    tasks = [task for task in ROUTES if task in config.spec.tasks]
+    task = config.pooler.task or next(iter(tasks), None)
+    if task not in ROUTES:
+        raise ValueError(
+            f"task={task!r} does not support the Scoring API: a pooling model with one of the "
+            f"tasks {[*ROUTES]} does, by itself or with PoolerConfig(task=...)"
+        )
+    if task == "classify" and config.num_labels != 1:
+        raise ValueError(
+            f"num_labels={config.num_labels}: Scoring API is only enabled for num_labels == 1"
+        )
+    return task
+
+
+def score_by_classifier(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
+    """Cross-encoder: one model reads both texts, in a template or as the tokenizer joins them."""
+    llm, inputs, truncation = call.llm, call.llm.inputs, call.truncation
+    for text in (*queries, *documents):
+        check_value("a text for a cross-encoder", text, str)
+    pairs, prefix = pair_up(queries, documents), inputs.frame(None).prefix
+    own = own_template(llm, queries)
+    if template := call.chat_template or own:
+        if template not in (call.chat_template, JOINED):
+            truncation = replace(truncation, add_special_tokens=False)  # it writes its own
+        system = [("system", prefix)] if prefix else []
+        chats = [[*system, ("query", query), ("document", text)] for query, text in pairs]
+        prompts = inputs.encode_chats(chats, template, truncation)
+    else:
+        prompts = inputs.encode_pairs([(prefix + q, text) for q, text in pairs], truncation)
+    params = llm.resolve(call.params, "classify", Frame())
+    outputs = llm.pool([[llm.pooling_request(prompt, params) for prompt in prompts]], call.progress)
+    return [o and replace(o, outputs=PoolingOutput(o.outputs.data[0])) for o in outputs]
+
+
+def own_template(llm: "LLM", queries: Texts) -> str | None:
+    """How the folder writes a pair, if not by the tokenizer's pair rule.
+
+    sentence-transformers folders say whether it is the tokenizer's chat template. Qwen3-Reranker's
+    is known; it is left out where the caller wrote it already, as vLLM's older examples do.
+    """
+    hf_config = llm.model_config.hf_config
+    if llm.model_config.chat_template_kwargs is not None:
+        return llm.inputs.tokenizer.chat_template
+    if not getattr(hf_config, "classifier_from_token", None):
+        return None
+    is_bare = not queries[0].startswith("<|im_start|>")
+    is_qwen3 = getattr(hf_config, "is_original_qwen3_reranker", False)
+    return QWEN3_RERANKER if is_qwen3 and is_bare else JOINED
+
+
+def score_by_cosine(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
+    """Bi-encoder: the cosine of two embeddings, in float32 and normalised or not."""
+    outputs = call.llm.encode(
+        [*queries, *documents],
+        call.params,
+        pooling_task="embed",
+        use_tqdm=call.use_tqdm,
+        **call.tokenization,
+    )
+    pairs = pair_up(outputs[: len(queries)], outputs[len(queries) :])
+    return [
+        query
+        and joined(
+            call.llm,
+            query.prompt_token_ids,
+            document,
+            cosine_similarity(query.outputs.data, document.outputs.data, dim=0),
+        )
+        for query, document in pairs
+    ]
+
+
+def score_by_maxsim(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
+    """Late interaction: every query is encoded once; its rows wait in the engine for documents."""
+    llm, inputs = call.llm, call.llm.inputs
+    frames = inputs.frames.get("query") or inputs.frame(None), inputs.frame(None)
+    sides = zip((queries, documents), frames, strict=True)
+    pairs = pair_up(*(inputs.encode(texts, call.truncation, frame) for texts, frame in sides))
+    uses = Counter(query for query, _ in pairs)
+    keys = {query: str(i) for i, query in enumerate(uses)}
+
+    def request(prompt: Prompt, frame: Frame, *role: str | int) -> Request:
+        params = replace(call.params, late_interaction_params=LateInteractionParams(*role))
+        return llm.pooling_request(prompt, llm.resolve(params, "token_embed", frame))
+
+    first = [request(q, frames[0], "cache_query", keys[q], n) for q, n in uses.items()]
+    second = [request(text, frames[1], "score_doc", keys[query]) for query, text in pairs]
+    outputs = llm.pool([first, second], call.progress)[len(first) :]
+    return [
+        output and joined(llm, query.token_ids, output, output.outputs.data)
+        for output, (query, _) in zip(outputs, pairs, strict=True)
+    ]
+
+
+def pair_up(queries: list, documents: list) -> list[tuple[Any, Any]]:
+    """1 and N, or N and N -> N pairs."""
+    return [*zip(queries * (len(documents) // len(queries)), documents, strict=True)]
+
+
+def joined(
+    llm: "LLM", query_ids: Sequence[int], document: PoolingRequestOutput, value: Tensor
+) -> PoolingRequestOutput:
+    """A pair's output: its score, and the ids of both prompts with a pad token between them."""
+    pad = llm.inputs.tokenizer.pad_token_id
+    ids = [*query_ids, *([] if pad is None else [pad]), *document.prompt_token_ids]
+    return replace(document, outputs=PoolingOutput(value), prompt_token_ids=ids)
+
+
+ROUTES = {"classify": score_by_classifier, "embed": score_by_cosine, "token_embed": score_by_maxsim}
