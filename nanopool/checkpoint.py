@@ -108,11 +108,10 @@ class Checkpoint:
         """Whether the two extra files of BGE-M3 are there."""
         return all((self.folder / f"{name}_linear.pt").is_file() for name in ("sparse", "colbert"))
 
-    @property
-    def include_prompt(self) -> bool:
-        """Whether pooling counts the rows of a prompt prefix."""
+    def include_prompt(self) -> tuple[bool | None, str]:
+        """(whether pooling counts the rows of a prompt prefix, file)."""
         pooling = self.module("Pooling")
-        return pooling is None or pooling.config.get("include_prompt", True)
+        return (pooling.config.get("include_prompt"), pooling.file) if pooling else (None, "")
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any] | None:
@@ -193,7 +192,8 @@ def find_folder(model: str | Path) -> Path:
     import huggingface_hub
 
     try:
-        return Path(huggingface_hub.snapshot_download(str(model), ignore_patterns=UNUSED_FILES))
+        found = huggingface_hub.snapshot_download(str(model), ignore_patterns=UNUSED_FILES)
+        return Path(found).resolve()
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"model={str(model)!r} is neither a folder nor a hub repository within reach: {error}"

@@ -178,6 +178,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """Folder and class, then a line for each fact: name, value, source."""
+        facts = vars(self.pooler) | vars(self)
+        lines = (f"  {name} = {facts[name]!r}  ({file})" for name, file in self.sources.items())
+        return "\n".join((f"{self.folder} as {self.spec.architecture}", *lines))
+
     @property
     def is_encoder_only(self) -> bool:
         return self.spec.encoder_only

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from nanopool.checks import check_value
@@ -9,8 +10,7 @@ from nanopool.config import ModelConfig
 from nanopool.multi_vector import ROLES
 
 Chat = list[tuple[str, str]]  # messages: (role, text)
-TOKENIZATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
-TOKENIZATION += ("tokenization_kwargs",)
+TRUNCATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Frame:
     marker: tuple[int, ...] = ()
     limit: int | None = None
     filling: tuple[int, ...] = ()
-    is_filling_attended: bool = False
+    is_filling_attended: bool = True
     skip_token_ids: tuple[int, ...] = ()
 
 
@@ -62,29 +62,30 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.config = config
         self.truncation_side = tokenizer.truncation_side
-        self.starts = ([tokenizer.cls_token_id], [tokenizer.bos_token_id])
         roles = ROLES if config.multi_vector is not None else ()
         self.frames = {role: self.multi_vector_frame(role) for role in roles}
 
     def truncation(self, limit: int, given: dict[str, Any]) -> Truncation:
-        """Tokenization arguments of a call, given one by one or as `tokenization_kwargs`.
+        """From a call's tokenization arguments, given one by one or as `tokenization_kwargs`.
 
         `truncate_prompt_tokens` None: too long is an error; -1: cut to what the model takes; n: cut
         to n tokens. Raises ValueError for other arguments and values.
         """
-        given = given | (given.get("tokenization_kwargs") or {})
-        n, side = given.get("truncate_prompt_tokens"), given.get("truncation_side")
-        check_value("truncation_side", side, ("left", "right", None))
+        given = dict(given)
+        given |= given.pop("tokenization_kwargs", None) or {}
         for name in given:
-            check_value("a tokenization argument", name, TOKENIZATION)
+            check_value("tokenization argument", name, TRUNCATION)
+        n, side, special = (given.get(name) for name in TRUNCATION)
+        check_value("truncation_side", side, (None, "left", "right"))
         longest = limit if n is None else min(limit, self.config.max_model_len)
         if n not in (None, -1):
             check_value("truncate_prompt_tokens", n, 1)
             if n > longest:
-                raise ValueError(f"truncate_prompt_tokens={n} is above {longest}: use -1")
+                raise ValueError(f"truncate_prompt_tokens={n} is above {longest}: use -1 for that")
             longest = n
-        special = given.get("add_special_tokens", True)
-        return Truncation(longest, n is not None, side or self.truncation_side, special)
+        return Truncation(
+            longest, n is not None, side or self.truncation_side, special is not False
+        )
 
     def frame(self, prompt_name: str | None) -> Frame:
         """The prompt of that name, else the folder's default; for ColBERT "query" or "document".
@@ -100,29 +101,23 @@ class InputProcessor:
         prefix = self.config.prompts[name]
         if self.config.include_prompt or not prefix:
             return Frame(prefix)
-        ids = self.tokenizer(self.clean(prefix))["input_ids"]
+        ids = self.tokenizer(prefix)["input_ids"]
         return Frame(prefix, len(ids) - (ids[-1] in self.tokenizer.all_special_ids))
 
     def multi_vector_frame(self, role: str) -> Frame:
         """Queries or documents as sentence_transformers.MultiVectorEncoder writes them."""
         facts, tokenizer = self.config.multi_vector, self.tokenizer
-        prefix, limit, filling = facts.prefixes[role], facts.lengths[role], ()
-        if expansion := facts.query_expansion if role == "query" else None:
+        prefix, limit, filling, attend = facts.prefixes[role], facts.lengths[role], (), True
+        if role == "query" and (expansion := facts.query_expansion):
             tokens = expansion["token"], tokenizer.mask_token, tokenizer.eos_token
             filling = self.known_ids(*tokens)[:1] * expansion["length"]
-            is_fixed = expansion["strategy"] == "fixed"
+            is_fixed, attend = expansion["strategy"] == "fixed", expansion["attend"]
             limit = len(filling) if is_fixed else limit and max(limit, len(filling))
         owned = next((marker for marker in facts.markers if prefix.startswith(marker)), "")
         marker = next((part for part in (owned, *owned.split()) if self.known_ids(part)), "")
         skipped = facts.skiplist_words if role in facts.skiplist_tasks else ()
-        return Frame(
-            prefix.removeprefix(marker),
-            marker=self.known_ids(marker),
-            limit=limit,
-            filling=filling,
-            is_filling_attended=bool(expansion and expansion["attend"]),
-            skip_token_ids=self.known_ids(*skipped),
-        )
+        prefix, marker = prefix.removeprefix(marker), self.known_ids(marker)
+        return Frame(prefix, 0, marker, limit, filling, attend, self.known_ids(*skipped))
 
     def known_ids(self, *tokens: str | None) -> tuple[int, ...]:
         """The ids of those tokens that the vocabulary has."""
@@ -149,66 +144,62 @@ class InputProcessor:
         is_cut = truncation.cut or frame.limit is not None
         framed = [frame.prefix + text for text in texts]
         encoding = self.call_tokenizer(replace(truncation, limit=room, cut=is_cut), framed)
+        starts = [self.tokenizer.cls_token_id], [self.tokenizer.bos_token_id]
         prompts = []
-        for i, ids in enumerate(encoding["input_ids"]):
-            start = int(ids[:1] in self.starts)
+        records = encoding.encodings or [None] * len(texts)  # None: a tokenizer in plain Python
+        for text, ids, record in zip(texts, encoding["input_ids"], records, strict=True):
+            start = int(ids[:1] in starts)
             ids = [*ids[:start], *frame.marker, *ids[start:]]
             filling = frame.filling[len(ids) :]
             num_keys = len(ids) if filling and not frame.is_filling_attended else None
-            own = encoding.encodings and encoding.encodings[i]
-            prompts.append(Prompt((*ids, *filling), texts[i], own, num_keys=num_keys))
+            prompts.append(Prompt((*ids, *filling), text, record, num_keys=num_keys))
         return prompts
 
     def encode_pairs(self, pairs: list[tuple[str, str]], truncation: Truncation) -> list[Prompt]:
         """(first, second) texts as the tokenizer joins them -> Prompts; the longer is cut first."""
         encoding = self.call_tokenizer(truncation, *map(list, zip(*pairs, strict=True)))
-        types = encoding.get("token_type_ids") or [None] * len(pairs)
-        rows = zip(encoding["input_ids"], types, strict=True)
-        prompts = [Prompt(tuple(ids), num_first_segment=first_segment(t)) for ids, t in rows]
+        types = encoding.get("token_type_ids") or [[]] * len(pairs)
+        rows = zip(encoding["input_ids"], map(first_segment, types), strict=True)
+        prompts = [Prompt(tuple(ids), num_first_segment=first) for ids, first in rows]
         return self.check(prompts, truncation.limit)
 
     def encode_chats(
         self, chats: list[Chat], template: str, truncation: Truncation
     ) -> list[Prompt]:
-        """Messages in a chat template -> Prompts; of a long one the last message is cut.
+        """Messages in a chat template -> Prompts; the last message of a long one loses its end.
 
         What the template puts after that message stays: a reranker reads its answer there.
         """
         encoded = self.render(chats, template, truncation)
         for i, ids in enumerate(encoded):
             if truncation.cut and len(ids) > truncation.limit:
-                shortest = [*chats[i][:-1], (chats[i][-1][0], "x")]
-                (around,) = self.render([shortest], template, truncation)
-                encoded[i] = cut_inside(ids, around, truncation)
+                *before, (role, _) = chats[i]
+                (shortest,) = self.render([[*before, (role, "x")]], template, truncation)
+                tail = count_shared(reversed(ids), reversed(shortest))
+                encoded[i] = ids[: max(0, truncation.limit - tail)] + ids[len(ids) - tail :]
         return self.check([Prompt(tuple(ids)) for ids in encoded], truncation.limit)
 
     def render(self, chats: list[Chat], template: str, truncation: Truncation) -> list[list[int]]:
         """Messages in a chat template -> token ids, not cut."""
-        facts = self.config.chat_template_kwargs or {}
-        texts = self.tokenizer.apply_chat_template(
-            [[{"role": role, "content": text} for role, text in chat] for chat in chats],
-            chat_template=template,
-            tokenize=False,
-            **facts,
-        )
+        chats = [[{"role": role, "content": text} for role, text in chat] for chat in chats]
+        facts = {"tokenize": False} | (self.config.chat_template_kwargs or {})
+        texts = self.tokenizer.apply_chat_template(chats, chat_template=template, **facts)
         return self.call_tokenizer(replace(truncation, cut=False), texts)["input_ids"]
 
     def call_tokenizer(self, truncation: Truncation, *texts: list[str]) -> Any:
+        if self.config.do_lower_case:
+            texts = tuple([text.lower() for text in side] for side in texts)
         self.tokenizer.truncation_side = truncation.side
         return self.tokenizer(
-            *([self.clean(text) for text in side] for side in texts),
+            *texts,
             add_special_tokens=truncation.add_special_tokens,
             truncation=truncation.cut,
             max_length=truncation.limit if truncation.cut else None,
             verbose=False,
         )
 
-    def clean(self, text: str) -> str:
-        """The text as the folder's own tokenization would see it."""
-        return text.lower() if self.config.do_lower_case else text
-
     def shorten(self, text: str, max_tokens: int) -> str:
-        """The text as far as its first `max_tokens` tokens reach; 0: as it is."""
+        """The text as far as its first `max_tokens` tokens reach."""
         encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         spans = encoding["offset_mapping"][:max_tokens]
         return text[: spans[-1][1]] if spans else text
@@ -226,9 +217,10 @@ class InputProcessor:
                     "with truncate_prompt_tokens=-1, or embed it in pieces with "
                     "PoolerConfig(enable_chunked_processing=True)"
                 )
-            if min(ids) < 0 or max(ids) >= V:
-                bad = next(t for t in ids if not 0 <= t < V)
-                raise ValueError(f"prompt {i} has token id {bad}: the vocabulary has 0 to {V - 1}")
+            if bad := [token for token in (min(ids), max(ids)) if not 0 <= token < V]:
+                raise ValueError(
+                    f"prompt {i} has token id {bad[0]}: the vocabulary ends at {V - 1}"
+                )
         return prompts
 
 
@@ -236,8 +228,7 @@ def as_list(prompts: Any) -> list:
     """One prompt or a list of prompts -> a list of prompts."""
     if isinstance(prompts, str | dict):
         return [prompts]
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"{prompts!r} is no prompt: give a text, token ids, a dict, or a list")
+    check_value("prompts", prompts, Iterable)
     prompts = list(prompts)
     is_one = prompts and all(isinstance(token, int) for token in prompts)
     return [prompts] if is_one else prompts
@@ -246,11 +237,7 @@ def as_list(prompts: Any) -> list:
 def parse_prompt(prompt: Any, i: int) -> str | tuple[int, ...]:
     """The text or the token ids of one prompt in any accepted form."""
     if isinstance(prompt, dict):
-        if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-            raise ValueError(
-                f"prompt {i} is a dict with the keys {[*prompt]}: give 'prompt' or "
-                "'prompt_token_ids' ('data' is for pooling_task='plugin' and an io_processor)"
-            )
+        check_value(f"keys of prompt {i}", [*prompt], (["prompt"], ["prompt_token_ids"]))
         (prompt,) = prompt.values()
     if isinstance(prompt, str):
         return prompt
@@ -260,30 +247,21 @@ def parse_prompt(prompt: Any, i: int) -> str | tuple[int, ...]:
     return ids
 
 
-def cut(ids: tuple[int, ...] | list[int], truncation: Truncation) -> tuple[int, ...] | list[int]:
-    """Token ids without what is too much, at one side."""
+def cut(ids: tuple[int, ...], truncation: Truncation) -> tuple[int, ...]:
+    """Token ids that the caller gave, cut at one side."""
     if not truncation.cut or len(ids) <= truncation.limit:
         return ids
     return ids[-truncation.limit :] if truncation.side == "left" else ids[: truncation.limit]
 
 
-def cut_inside(ids: list[int], around: list[int], truncation: Truncation) -> list[int]:
-    """Cuts a text inside its template; `around` is the template with a text of one letter."""
-    head = count_shared(ids, around)
-    tail = count_shared(ids[:head:-1], around[:head:-1])
-    room, end = max(0, truncation.limit - head - tail), len(ids) - tail
-    return ids[:head] + cut(ids[head:end], replace(truncation, limit=room)) + ids[end:]
+def count_shared(first: Iterable[int], second: Iterable[int]) -> int:
+    """How many tokens two lists have in common before they differ."""
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))])
 
 
-def count_shared(first: list[int], second: list[int]) -> int:
-    """How many leading tokens two lists have in common."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
-
-
-def first_segment(types: list[int] | None) -> int | None:
+def first_segment(types: list[int]) -> int | None:
     """How many tokens belong to a pair's first text: `0..0 1..1` -> the number of zeros."""
-    if types is None or 1 not in types:
+    if 1 not in types:
         return None
     index = types.index(1)
     if 0 in types[index:]:

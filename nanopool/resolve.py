@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nanopool.checkpoint import Checkpoint, read_json
+from nanopool.checkpoint import SETTINGS_FILE, Checkpoint, read_json
 from nanopool.checks import check_value
 from nanopool.config import EngineConfig, ModelConfig, PoolerConfig, to_dtype
 from nanopool.convert import (
@@ -78,8 +78,7 @@ class Resolver:
         self.choose_schedule()
         self.facts |= {"pooler": self.pooler, "sources": self.sources}
         config = ModelConfig(self.files.folder, self.hf_config, self.spec, **self.facts)
-        if self.pooler.dimensions is not None:
-            check_dimensions(self.pooler.dimensions, config)
+        check_dimensions(self.pooler.dimensions, config)
         return config
 
     def choose_class(self) -> None:
@@ -107,7 +106,7 @@ class Resolver:
         for name, in_files in found.items():
             self.pick(name, getattr(user, name), in_files, getattr(self.spec, name))
         self.pooler = replace(user, **{name: self.facts.pop(name, None) for name in found})
-        if user.task not in (None, *tasks):
+        if user.task not in (None, "plugin", *tasks):
             raise ValueError(f"Unsupported task {user.task!r}. Supported tasks: {list(tasks)}")
         offered = [task for task in POOLING_TASKS if task in tasks] or [None]
         self.pick("default_task", user.task, by_class=offered[0])
@@ -118,8 +117,8 @@ class Resolver:
         dense = self.files.dense_modules() if self.files.kind == "classify" else ()
         stated = (len(rows[0]), "classifier_rows") if rows else NOTHING
         stated = (dense[-1].config["out_features"], dense[-1].file) if dense else stated
-        labels = self.hf_config.num_labels
-        labels = self.pick("num_labels", None, stated, self.spec.num_labels, labels)
+        by_class, default = self.spec.num_labels, self.hf_config.num_labels
+        labels = self.pick("num_labels", None, stated, by_class, default)
         if labels == 0 and "classify" in self.spec.tasks:
             warnings.warn("num_labels=0 in config.json: the activation is sigmoid", stacklevel=2)
         problem, stated = self.stated("problem_type"), self.files.activation_fn()
@@ -127,7 +126,7 @@ class Resolver:
             check_value("config.json: problem_type", problem, tuple(PROBLEM_TYPES))
             stated = PROBLEM_TYPES[problem], "config.json"
         default = "classify" if labels else SIGMOID
-        if (activation := self.pick("activation", None, stated, None, default)) != "classify":
+        if (activation := self.pick("activation", files=stated, default=default)) != "classify":
             load_activation(activation)
 
     def classifier_rows(self) -> tuple[tuple[int, ...], int | None] | None:
@@ -164,28 +163,29 @@ class Resolver:
         """Projection, sizes, prompts, SPLADE and ColBERT settings."""
         files, tasks, is_mlm = self.files, self.spec.tasks, self.spec.adapter == "MaskedLM"
         dense = files.dense_modules() if "token_embed" in tasks or files.kind == "classify" else ()
-        sizes = [self.stated(name) for name in WIDTHS]
-        sizes += [module.config["out_features"] for module in reversed(dense)]
-        sizes += [self.hf_config.vocab_size if is_mlm else self.hf_config.hidden_size]
-        shorter = tuple(self.stated("matryoshka_dimensions") or ())
-        prompts = files.settings.get("prompts") or {}
-        self.pick("splade", None, files.splade(), "max" if is_mlm else None)
-        self.facts |= {
-            "modules": dense,
-            "embedding_size": next(size for size in sizes if size),
-            "matryoshka": bool(shorter or self.stated("is_matryoshka")),
-            "matryoshka_dimensions": shorter or None,
-            "multi_vector": files.multi_vector() if tasks == ("token_embed",) else None,
-            "do_lower_case": bool(files.backbone.get("do_lower_case")),
-            "include_prompt": files.include_prompt,
-            "chat_template_kwargs": files.chat_template_kwargs,
-            "prompts": {name: text or "" for name, text in prompts.items()},
-            "default_prompt_name": files.settings.get("default_prompt_name"),
-        }
-        if not files.include_prompt and self.pooler.seq_pooling_type == "CLS":
-            raise ValueError(
-                "1_Pooling/config.json: include_prompt=false goes not with CLS pooling"
-            )
+        default = self.hf_config.vocab_size if is_mlm else self.hf_config.hidden_size
+        sizes = [(self.stated(name), "config.json") for name in WIDTHS]
+        sizes += [(module.config["out_features"], module.file) for module in reversed(dense)]
+        found = next((size for size in sizes if size[0]), NOTHING)
+        self.pick("embedding_size", files=found, default=default)
+        self.pick("modules", files=(dense or None, "modules.json"))
+        self.pick("splade", files=files.splade(), by_class="max" if is_mlm else None)
+        shorter = tuple(self.stated("matryoshka_dimensions") or ()) or None
+        self.pick("matryoshka_dimensions", files=(shorter, "config.json"))
+        stated = self.stated("is_matryoshka"), "config.json"
+        self.pick("matryoshka", files=stated, default=shorter is not None)
+        name, prompts = files.settings.get("default_prompt_name"), files.settings.get("prompts")
+        prompts = {name: text or "" for name, text in (prompts or {}).items()}
+        self.pick("default_prompt_name", files=(name, SETTINGS_FILE))
+        self.pick("prompts", files=(prompts or None, SETTINGS_FILE))
+        lower = files.backbone.get("do_lower_case"), files.backbone_file
+        self.pick("do_lower_case", files=lower, default=False)
+        if not self.pick("include_prompt", files=files.include_prompt(), default=True):
+            pooling = self.pooler.seq_pooling_type
+            check_value("include_prompt=false with seq_pooling_type", pooling, ("MEAN", "LAST"))
+        self.facts["chat_template_kwargs"] = files.chat_template_kwargs
+        if tasks == ("token_embed",):
+            self.facts["multi_vector"] = files.multi_vector()
 
     def choose_length(self) -> None:
         """max_model_len: the least limit in the files, or less if the user says so; end tokens."""
@@ -207,7 +207,7 @@ class Resolver:
             )
         file = "generation_config.json"
         stated = read_json(self.files.folder / file).get("eos_token_id"), file
-        eos = self.pick("eos_token_ids", None, stated, None, self.hf_config.eos_token_id)
+        eos = self.pick("eos_token_ids", files=stated, default=self.hf_config.eos_token_id)
         self.facts["eos_token_ids"] = (eos,) if isinstance(eos, int) else tuple(eos or ())
 
     def choose_device(self) -> None:
@@ -216,26 +216,25 @@ class Resolver:
         device = str(said(self.user.device) or ("cuda" if on_cuda else "cpu"))
         if device.partition(":")[0] not in (("cpu", "cuda") if on_cuda else ("cpu",)):
             raise ValueError(f"device={device!r} is not available: use 'cpu' or 'auto'")
-        own = self.stated("dtype") or torch.float32
-        if device == "cpu":
-            own = torch.float32
-        elif own == torch.float16:
+        own = self.stated("dtype") if device != "cpu" else None
+        if own == torch.float16:
             own = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-        dtype = to_dtype("dtype", self.pick("dtype", said(self.user.dtype), (own, "config.json")))
+        own, asked = (own, "config.json"), said(self.user.dtype)
+        dtype = to_dtype("dtype", self.pick("dtype", asked, own, default=torch.float32))
         stated = self.stated("head_dtype"), "config.json"
-        head = self.pick("head_dtype", None, stated, None, torch.float32)
+        head = self.pick("head_dtype", files=stated, default=torch.float32)
         head = dtype if head == "model" else to_dtype("config.json: head_dtype", head)
         self.facts |= {"device": torch.device(device), "dtype": dtype, "head_dtype": head}
 
     def choose_schedule(self) -> None:
         """Step budget, block size, and two switches that are off for encoders."""
-        user, is_encoder = self.user, self.spec.encoder_only
-        on_cuda = self.facts["device"].type == "cuda"
+        user, is_encoder, device = self.user, self.spec.encoder_only, self.facts["device"]
         for name in ("enable_prefix_caching", "enable_chunked_prefill"):
             if is_encoder and getattr(user, name):
                 warnings.warn(f"{name}=True: encoders have none, it stays off", stacklevel=2)
             self.pick(name, None if is_encoder else getattr(user, name), by_class=not is_encoder)
-        length, budget = self.facts["max_model_len"], 8192 if on_cuda else 2048
+        budget, block_size = (8192, 256) if device.type == "cuda" else (2048, 16)
+        length = self.facts["max_model_len"]
         if not self.facts["enable_chunked_prefill"]:
             budget = max(budget, length)
         budget = self.pick("max_num_batched_tokens", user.max_num_batched_tokens, default=budget)
@@ -244,4 +243,4 @@ class Resolver:
                 f"max_num_batched_tokens={budget} is below max_model_len={length}, and an encoder "
                 "takes a prompt whole: raise the one or lower the other"
             )
-        self.pick("block_size", user.block_size, default=256 if on_cuda else 16)
+        self.pick("block_size", user.block_size, default=block_size)

@@ -45,12 +45,13 @@ class ScoreCall:
     tokenization: dict[str, Any]
 
     @property
-    def progress(self) -> str | None:
-        return "score" if self.use_tqdm else None
-
-    @property
     def truncation(self) -> Truncation:
         return self.llm.inputs.truncation(self.llm.model_config.max_model_len, self.tokenization)
+
+    def pool(self, *waves: list[Request]) -> Outputs:
+        """The outputs of the last wave."""
+        outputs = self.llm.pool(list(waves), "score" if self.use_tqdm else None)
+        return outputs[-len(waves[-1]) :]
 
 
 def score(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
@@ -68,8 +69,8 @@ def score(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
 
 def score_task(config: ModelConfig) -> str:
     """The task that scores. Raises ValueError where there is none, or more than one label."""
-    tasks = [task for task in ROUTES if task in config.spec.tasks]
-    task = config.pooler.task or next(iter(tasks), None)
+    offered = [task for task in ROUTES if task in config.spec.tasks]
+    task = config.pooler.task or next(iter(offered), None)
     if task not in ROUTES:
         raise ValueError(
             f"task={task!r} does not support the Scoring API: a pooling model with one of the "
@@ -84,21 +85,21 @@ def score_task(config: ModelConfig) -> str:
 
 def score_by_classifier(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
     """Cross-encoder: one model reads both texts, in a template or as the tokenizer joins them."""
-    llm, inputs, truncation = call.llm, call.llm.inputs, call.truncation
+    llm, truncation, frame = call.llm, call.truncation, call.llm.inputs.frame(None)
     for text in (*queries, *documents):
         check_value("a text for a cross-encoder", text, str)
-    pairs, prefix = pair_up(queries, documents), inputs.frame(None).prefix
-    own = own_template(llm, queries)
+    pairs, own = pair_up(queries, documents), own_template(llm, queries)
     if template := call.chat_template or own:
-        if template not in (call.chat_template, JOINED):
-            truncation = replace(truncation, add_special_tokens=False)  # it writes its own
-        system = [("system", prefix)] if prefix else []
+        if template not in (call.chat_template, JOINED):  # it writes its special tokens itself
+            truncation = replace(truncation, add_special_tokens=False)
+        system = [("system", frame.prefix)] if frame.prefix else []
         chats = [[*system, ("query", query), ("document", text)] for query, text in pairs]
-        prompts = inputs.encode_chats(chats, template, truncation)
+        prompts = llm.inputs.encode_chats(chats, template, truncation)
     else:
-        prompts = inputs.encode_pairs([(prefix + q, text) for q, text in pairs], truncation)
-    params = llm.resolve(call.params, "classify", Frame())
-    outputs = llm.pool([[llm.pooling_request(prompt, params) for prompt in prompts]], call.progress)
+        pairs = [(frame.prefix + query, text) for query, text in pairs]
+        prompts = llm.inputs.encode_pairs(pairs, truncation)
+    params = llm.resolve(call.params, "classify", frame)
+    outputs = call.pool([llm.pooling_request(prompt, params) for prompt in prompts])
     return [o and replace(o, outputs=PoolingOutput(o.outputs.data[0])) for o in outputs]
 
 
@@ -108,36 +109,23 @@ def own_template(llm: "LLM", queries: Texts) -> str | None:
     sentence-transformers folders say whether it is the tokenizer's chat template. Qwen3-Reranker's
     is known; it is left out where the caller wrote it already, as vLLM's older examples do.
     """
-    hf_config = llm.model_config.hf_config
-    if llm.model_config.chat_template_kwargs is not None:
+    config, hf_config = llm.model_config, vars(llm.model_config.hf_config)
+    if config.chat_template_kwargs is not None:
         return llm.inputs.tokenizer.chat_template
-    if not getattr(hf_config, "classifier_from_token", None):
-        return None
-    is_bare = not queries[0].startswith("<|im_start|>")
-    is_qwen3 = getattr(hf_config, "is_original_qwen3_reranker", False)
-    return QWEN3_RERANKER if is_qwen3 and is_bare else JOINED
+    if hf_config.get("is_original_qwen3_reranker") and not queries[0].startswith("<|im_start|>"):
+        return QWEN3_RERANKER
+    return JOINED if hf_config.get("classifier_from_token") else None
 
 
 def score_by_cosine(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
     """Bi-encoder: the cosine of two embeddings, in float32 and normalised or not."""
-    outputs = call.llm.encode(
-        [*queries, *documents],
-        call.params,
-        pooling_task="embed",
-        use_tqdm=call.use_tqdm,
-        **call.tokenization,
-    )
-    pairs = pair_up(outputs[: len(queries)], outputs[len(queries) :])
-    return [
-        query
-        and joined(
-            call.llm,
-            query.prompt_token_ids,
-            document,
-            cosine_similarity(query.outputs.data, document.outputs.data, dim=0),
-        )
-        for query, document in pairs
-    ]
+    settings = {"pooling_task": "embed", "use_tqdm": call.use_tqdm} | call.tokenization
+    outputs = call.llm.encode([*queries, *documents], call.params, **settings)
+    scores = []
+    for query, document in pair_up(outputs[: len(queries)], outputs[len(queries) :]):
+        cosine = query and cosine_similarity(query.outputs.data, document.outputs.data, dim=0)
+        scores.append(query and joined(call, query.prompt_token_ids, document, cosine))
+    return scores
 
 
 def score_by_maxsim(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
@@ -149,15 +137,16 @@ def score_by_maxsim(call: ScoreCall, queries: Texts, documents: Texts) -> Output
     uses = Counter(query for query, _ in pairs)
     keys = {query: str(i) for i, query in enumerate(uses)}
 
-    def request(prompt: Prompt, frame: Frame, *role: str | int) -> Request:
-        params = replace(call.params, late_interaction_params=LateInteractionParams(*role))
+    def request(prompt: Prompt, frame: Frame, *late: str | int) -> Request:
+        params = replace(call.params, late_interaction_params=LateInteractionParams(*late))
         return llm.pooling_request(prompt, llm.resolve(params, "token_embed", frame))
 
-    first = [request(q, frames[0], "cache_query", keys[q], n) for q, n in uses.items()]
-    second = [request(text, frames[1], "score_doc", keys[query]) for query, text in pairs]
-    outputs = llm.pool([first, second], call.progress)[len(first) :]
+    outputs = call.pool(
+        [request(query, frames[0], "cache_query", keys[query], n) for query, n in uses.items()],
+        [request(text, frames[1], "score_doc", keys[query]) for query, text in pairs],
+    )
     return [
-        output and joined(llm, query.token_ids, output, output.outputs.data)
+        output and joined(call, query.token_ids, output, output.outputs.data)
         for output, (query, _) in zip(outputs, pairs, strict=True)
     ]
 
@@ -168,10 +157,10 @@ def pair_up(queries: list, documents: list) -> list[tuple[Any, Any]]:
 
 
 def joined(
-    llm: "LLM", query_ids: Sequence[int], document: PoolingRequestOutput, value: Tensor
+    call: ScoreCall, query_ids: Sequence[int], document: PoolingRequestOutput, value: Tensor
 ) -> PoolingRequestOutput:
     """A pair's output: its score, and the ids of both prompts with a pad token between them."""
-    pad = llm.inputs.tokenizer.pad_token_id
+    pad = call.llm.inputs.tokenizer.pad_token_id
     ids = [*query_ids, *([] if pad is None else [pad]), *document.prompt_token_ids]
     return replace(document, outputs=PoolingOutput(value), prompt_token_ids=ids)
 

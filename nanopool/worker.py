@@ -2,9 +2,11 @@
 
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
+from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
@@ -14,12 +16,13 @@ import torch.distributed as dist
 from nanopool.parallel import DistTP, report_failure
 
 
-def read_frames(pipe: BinaryIO, frames: SimpleQueue) -> None:
+def read_frames(pipe: BinaryIO, frames: SimpleQueue, folder: Path) -> None:
     """Ends the process when the parent closes the pipe or is gone, whatever this rank is doing."""
     try:
         while True:
             frames.put(pickle.load(pipe))
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
 
 
@@ -37,10 +40,11 @@ def serve(tp: DistTP, frames: SimpleQueue) -> None:
 def main() -> None:
     """Serves until the pipe closes; an error is reported to rank 0, which raises it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    rank, size = int(sys.argv[1]), int(sys.argv[2])
-    store = dist.FileStore(sys.argv[3], size)
-    frames: SimpleQueue = SimpleQueue()
-    threading.Thread(target=read_frames, args=(sys.stdin.buffer, frames), daemon=True).start()
+    rank, size, path = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    frames: SimpleQueue[bytes] = SimpleQueue()
+    arguments = (sys.stdin.buffer, frames, path.parent)
+    threading.Thread(target=read_frames, args=arguments, daemon=True).start()
+    store = dist.FileStore(str(path), size)
     try:
         with torch.inference_mode():
             serve(DistTP(rank, size, store), frames)

@@ -80,7 +80,7 @@ def raise_timeout(*_):
 @pytest.fixture(autouse=True)
 def watchdog():
     signal.signal(signal.SIGALRM, raise_timeout)
-    signal.alarm(60)
+    signal.alarm(120)
     yield
     signal.alarm(0)
 
@@ -177,7 +177,7 @@ def test_a_worker_that_died_between_calls_is_named(pair, temporary_folder):
 def test_twenty_rounds_leave_nothing(pair, temporary_folder):
     before = resources()
     for _ in range(20):
-        signal.alarm(60)
+        signal.alarm(120)
         ranks = ProcessRanks(Target, 2)
         assert ranks.call("total") == 3
         ranks.shutdown()
@@ -194,33 +194,24 @@ ranks.call("wait_for_ever")
 """
 
 
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def test_a_script_from_stdin_without_main_guard_works_and_its_workers_die_with_it():
+def test_a_script_from_stdin_without_main_guard_works_and_its_workers_die_with_it(tmp_path):
     script = subprocess.Popen(
         [sys.executable, "-"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
+        env={**ENVIRONMENT, "TMPDIR": str(tmp_path)},
         text=True,
     )
     script.stdin.write(SCRIPT)
     script.stdin.close()
     assert script.stdout.readline() == "total 3.0\n"
     assert script.stdout.readline() == f"waiting {script.pid}\n"
-    word, worker = script.stderr.readline().split()
-    assert (word, is_running(int(worker))) == ("waiting", True)
+    assert script.stderr.readline().startswith("waiting ")  # what a worker prints
     script.kill()
     script.wait()
-    while is_running(int(worker)):
-        time.sleep(0.05)
+    assert script.stderr.read() == ""  # the worker has closed its end too: it is gone
+    assert list(tmp_path.iterdir()) == []
     script.stdout.close()
     script.stderr.close()
 
@@ -247,7 +238,7 @@ def test_torchrun_ranks_make_the_same_calls(tmp_path):
     script.write_text(TORCHRUN_SCRIPT)
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     result = subprocess.run(
-        [sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True
     )
     told = "wrong on rank 1; this LLM is shut down: make a new one; 3.0"
     assert result.returncode == 0, result.stderr

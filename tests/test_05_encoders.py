@@ -56,7 +56,7 @@ def test_positions_of_packed_roberta_begin_after_the_padding_index(checkpoint):
 def test_roberta_takes_two_tokens_less_than_it_has_positions(checkpoint):
     with start(checkpoint("roberta")) as llm:
         assert llm.model_config.max_model_len == 128
-        with pytest.raises(ValueError, match="129 tokens.*128"):
+        with pytest.raises(ValueError, match=r"129 tokens.*128"):
             llm.embed([[5] * 129], use_tqdm=False)
 
 

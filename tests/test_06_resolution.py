@@ -314,6 +314,15 @@ REFUSED = [
         "2_Dense/config.json",
         "'token_embeddings'",
     ),
+    (
+        plain(
+            "BertModel",
+            modules("MultiVectorMask", configs=[{"keep_only_token_ids": [9]}]),
+            setting(model_type="MultiVectorEncoder"),
+        ),
+        {},
+        "MultiVectorMask: keep_only_token_ids=[9]",
+    ),
     (plain("BertModel", MEAN, backbone(**TEMPLATE)), {}, "sentence_bert_config.json", "message"),
     (saved(EMBEDDER, pooling="cls", include_prompt=False), {}, "include_prompt", "CLS"),
     # activation
@@ -513,6 +522,11 @@ def test_prompts(checkpoint):
     assert (config.include_prompt, config.default_prompt_name) == (True, "query")
 
 
+def test_a_prompt_of_null_is_empty(folder_of):
+    config = resolve(EngineConfig(folder_of(plain("BertModel", setting(prompts={"query": None})))))
+    assert (config.prompts, config.do_lower_case) == ({"query": ""}, False)
+
+
 @pytest.mark.parametrize("layout", ["new", "old"])
 def test_dense_modules(layout, checkpoint):
     config = resolve(EngineConfig(checkpoint(EMBEDDER, dense=20, layout=layout)))
@@ -620,6 +634,8 @@ def test_minilm():
     assert config.sources["use_activation"] == config.sources["runner"] == "modules.json"
     assert config.sources["max_model_len"] == "sentence_bert_config.json"
     assert config.sources["default_task"] == "class BertModel"
+    assert "seq_pooling_type = 'MEAN'  (1_Pooling/config.json)\n" in str(config)
+    assert f"{folder} as BertModel\n" in str(config)
     config = resolve(EngineConfig(folder, max_model_len=99, dtype="bfloat16"))
     assert (config.max_model_len, config.dtype) == (99, torch.bfloat16)
     assert config.sources["max_model_len"] == config.sources["dtype"] == "user"

@@ -32,6 +32,7 @@ ALLOWED = {
     "classify": ["use_activation"],
     "token_embed": ["use_activation", "dimensions", "step_tag_id"],
     "token_classify": ["use_activation", "step_tag_id", "returned_token_ids"],
+    "plugin": [],
 }
 ALLOWED["token_embed"] += ["late_chunking_params", "late_interaction_params"]
 STEP_PARAMS = ("step_tag_id", "returned_token_ids")
@@ -231,7 +232,7 @@ MERGES = [
 
 
 @pytest.mark.parametrize(("asked", "configured", "expected"), MERGES)
-@pytest.mark.parametrize("task", POOLING_TASKS)
+@pytest.mark.parametrize("task", [task for task in POOLING_TASKS if task != "plugin"])
 def test_use_activation(task, asked, configured, expected, model):
     params = PoolingParams(use_activation=asked).resolve(task, model(use_activation=configured))
     assert params.use_activation is expected

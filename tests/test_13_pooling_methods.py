@@ -3,6 +3,7 @@ orders or interrupts the prompts. Chapter 13.
 """
 
 import random
+from collections.abc import Iterable
 
 import pytest
 import references
@@ -10,10 +11,7 @@ import torch
 from answers import ask, ask_once, assert_close, start
 from tiny_tokenizers import BPE_VOCAB
 
-from nanopool import LLM, PoolerConfig, PoolingParams
-from nanopool.engine.engine import CallResult
-from nanopool.engine.sequence import Sequence
-from nanopool.inputs import Frame, Prompt
+from nanopool import LLM, PoolerConfig
 
 TAG = 7  # closes a step, where the method is STEP
 LENGTHS = (1, 2, 5, 9, 16)
@@ -21,6 +19,7 @@ PROMPTS = [
     [TAG if i % 4 == 3 else token for i, token in enumerate(ids)]
     for ids in references.random_prompts(BPE_VOCAB, LENGTHS)
 ]
+IN_ORDER = range(len(PROMPTS))
 METHODS = {
     "CLS": lambda rows, ids: references.normalize(rows[0]),
     "LAST": lambda rows, ids: references.normalize(rows[-1]),
@@ -51,7 +50,7 @@ class Case:
     def start(self, **settings) -> LLM:
         return start(self.folder, **{"block_size": 4, "num_kv_blocks": 64} | self.pooler | settings)
 
-    def check(self, llm: LLM, order=range(len(PROMPTS))) -> None:
+    def check(self, llm: LLM, order: Iterable[int] = IN_ORDER) -> None:
         """All prompts in one call, in this order, give what transformers gives."""
         found = ask(llm, [PROMPTS[i] for i in order], self.task)
         assert_close(found, [self.expected[i] for i in order])
@@ -99,17 +98,21 @@ def test_a_starved_pool_gives_the_same(case, budget):
         case.check(llm)
 
 
-def test_a_preempted_prompt_starts_its_pooling_again(case):
-    with case.start(max_num_batched_tokens=9) as llm, torch.inference_mode():
-        params = llm.resolve(PoolingParams(), case.task, Frame())
-        request = llm.pooling_request(Prompt(tuple(PROMPTS[-1])), params)
-        engine, result = llm.llm_engine, CallResult()
-        engine.scheduler.add(Sequence(request))
-        engine.step(result)
-        engine.scheduler._preempt_youngest()
-        while engine.scheduler.has_work:
-            engine.step(result)
-    assert_close(result.outputs[request.request_id], case.expected[-1])
+def test_a_preempted_prompt_starts_its_pooling_again(case, monkeypatch):
+    """The longest prompt is 9 tokens far when it is preempted, by force, before the second step."""
+    with case.start(max_num_batched_tokens=9) as llm:
+        scheduler, preempted = llm.llm_engine.scheduler, []
+        schedule = scheduler.schedule
+
+        def interrupted():
+            if scheduler.running and not preempted:
+                preempted.append(scheduler.running[-1].num_computed_tokens)
+                scheduler._preempt_youngest()
+            return schedule()
+
+        monkeypatch.setattr(scheduler, "schedule", interrupted)
+        case.check(llm)
+    assert preempted == [9]
 
 
 @pytest.mark.parametrize("enable_prefix_caching", [True, False])

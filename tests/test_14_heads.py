@@ -1,4 +1,4 @@
-"""Heads: Dense, dimensions, normalisation; logits, calibration, activation, all in fp32. Chapter 14."""
+"""Heads: Dense, dimensions, normalisation; calibration, activation; all in fp32. Chapter 14."""
 
 import pytest
 import references

@@ -1,4 +1,4 @@
-"""One step may mix tasks, dimensions and flags: every request is answered as if it were alone. Chapter 15."""
+"""Tasks, dimensions and flags may be mixed: each request is answered as if alone. Chapter 15."""
 
 import random
 from dataclasses import replace
@@ -143,6 +143,6 @@ def test_a_pooler_is_refused_for_a_task_that_it_does_not_offer():
 
 def test_a_task_that_the_model_lacks_is_refused_with_a_way_out(checkpoint):
     with start(checkpoint("qwen3", suffix="Model", std=0.2)) as llm:
-        with pytest.raises(ValueError, match="'classify'.*convert='classify'"):
+        with pytest.raises(ValueError, match=r"'classify'.*convert='classify'"):
             ask(llm, [[5, 6]], "classify")
         assert_close(ask(llm, [[5, 6]], "embed")[0].norm().item(), 1.0)

@@ -1,4 +1,4 @@
-"""Cross-encoders, classifiers, NER, reward models and LLM rerankers equal their references. Chapter 17."""
+"""Classifiers, cross-encoders, NER, reward models, LLM rerankers: as their references say. Chapter 17."""
 
 import pytest
 import references
@@ -45,7 +45,9 @@ def pair_logits(folder) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("labels", [1, 3])
-@pytest.mark.parametrize("kind", ["bert_classifier", "roberta_classifier", "xlm_roberta_classifier"])
+@pytest.mark.parametrize(
+    "kind", ["bert_classifier", "roberta_classifier", "xlm_roberta_classifier"]
+)
 def test_classes_equal_transformers(checkpoint, kind, labels):
     """use_activation=False leaves the head's own tanh in place: raw logits are transformers'."""
     folder, prompts = checkpoint(kind, labels=labels), prompts_for(kind)
@@ -94,7 +96,9 @@ def test_berts_pooler_is_an_embedding_where_the_caller_names_it(checkpoint):
 # Pairs
 
 
-@pytest.mark.parametrize("kind", ["bert_classifier", "roberta_classifier", "xlm_roberta_classifier"])
+@pytest.mark.parametrize(
+    "kind", ["bert_classifier", "roberta_classifier", "xlm_roberta_classifier"]
+)
 def test_scores_of_pairs_equal_transformers(checkpoint, kind):
     folder = checkpoint(kind)
     assert_close(score(folder), [x.sigmoid().item() for x in pair_logits(folder)])

@@ -147,6 +147,7 @@ def test_figures_are_drawn_from_real_objects():
         draw.packed_rows(batch, "AB", "rows"),
         draw.block_table(sequences, manager, "blocks"),
         draw.schedule(steps, "steps", notes={(0, "C"): "waits"}),
+        draw.rows_by_step({"all": [(0, 2), (0, 3)], "new": [(0, 2), (2, 1)]}, "rows"),
         draw.blocks_over_time({"embed": [1, 2], "generate": [2, 4, 6]}, 6, "time"),
         draw.pooling_cursor(cursor, "AB", "cursor"),
         draw.maxsim_matrix(torch.eye(2), ["a", "b"], ["c", "d"], "scores"),

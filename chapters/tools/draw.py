@@ -273,6 +273,31 @@ def schedule(
     return canvas.svg(title)
 
 
+def rows_by_step(runs: dict[str, Items[tuple[int, int]]], title: str) -> str:
+    """Which rows each step computes: a panel a run, steps downwards, positions across.
+
+    A run is a list of (tokens known from before, tokens computed now), one pair a step. Computed
+    rows are coloured, known ones grey; under a panel stands the number of computed rows.
+    """
+    canvas, size, left = Canvas(), 24, 52.0
+    for i, (name, steps) in enumerate(runs.items()):
+        width = max(kept + n for kept, n in steps) * size
+        canvas.text(left, 6, name, "strong", color(i), "start")
+        for k, (kept, n) in enumerate(steps):
+            y = 22 + k * (size + 4)
+            canvas.text(left - 10, y + size / 2, f"step {k}", "note", "soft", "end")
+            for position in range(kept + n):
+                style = "past" if position < kept else color(i)
+                canvas.rect(left + position * size, y, size, size, style, 0)
+                text = position if position >= kept else ""
+                canvas.text(left + (position + 0.5) * size, y + size / 2, text, "code", style)
+        total = sum(n for _, n in steps)
+        y = 22 + len(steps) * (size + 4) + 12
+        canvas.text(left, y, f"{total} rows computed", "note", "soft", "start")
+        left += width + 92
+    return canvas.svg(title)
+
+
 def blocks_over_time(series: dict[str, Items[int]], capacity: int, title: str) -> str:
     """Blocks in use after each step, one line a run, against the size of the pool."""
     canvas = Canvas()

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
+from functools import partial
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -13,13 +15,19 @@ from nanopool.engine.model_runner import ModelRunner
 from nanopool.engine.scheduler import Scheduler
 from nanopool.engine.sequence import Request, Sequence
 from nanopool.parallel import TensorParallel
-from nanopool.ranks import ThreadRanks
+from nanopool.ranks import ProcessRanks, Ranks, ThreadRanks, TorchrunRanks
 from nanopool.resolve import resolve
 
 
-def start_ranks(config: EngineConfig) -> ThreadRanks:
-    """An Engine on every rank."""
-    return ThreadRanks(lambda tp: Engine(config, tp), config.tensor_parallel_size)
+def start_ranks(config: EngineConfig) -> Ranks:
+    """An Engine on every rank: those that torchrun started, processes, or threads of this one."""
+    build, size = partial(Engine, config), config.tensor_parallel_size
+    if torch.distributed.is_torchelastic_launched():
+        return TorchrunRanks(build, size)
+    on_cuda = config.device != "cpu" and torch.cuda.is_available()
+    if config.tp_backend == "process" or (on_cuda and size > 1 and config.tp_backend is None):
+        return ProcessRanks(build, size)
+    return ThreadRanks(build, size)
 
 
 @dataclass
@@ -28,6 +36,13 @@ class CallResult:
 
     outputs: dict[str, list[int] | Tensor | None] = field(default_factory=dict)
     error: Exception | None = None
+    pending: HostCopy | None = None
+
+    def collect(self, pooled: HostCopy | None) -> None:
+        """Take in what the step before pooled: it came to the host beside this step's work."""
+        if self.pending is not None:
+            self.outputs |= self.pending.read()
+        self.pending = pooled
 
 
 class Engine:
@@ -70,7 +85,6 @@ class Engine:
         """
         result = CallResult()
         queries: dict[str, list] = {}
-        copies: list[HostCopy] = []
         total = sum(len(wave) for wave in waves)
         quiet = progress is None or self.tp.rank > 0
         with tqdm(total=total, desc=progress, disable=quiet) as bar:
@@ -78,12 +92,11 @@ class Engine:
                 for request in wave:
                     self.scheduler.add(Sequence(request, queries))
                 while self.scheduler.has_work:
-                    bar.update(self.step(result, copies))
-        for copy in copies:
-            result.outputs |= copy.read()
+                    bar.update(self.step(result))
+        result.collect(None)
         return result
 
-    def step(self, result: CallResult, copies: list[HostCopy]) -> int:
+    def step(self, result: CallResult) -> int:
         """Schedule, compute, move on; returns how many requests ended."""
         scheduled = self.scheduler.schedule()
         output = self.runner.execute(scheduled)
@@ -91,8 +104,7 @@ class Engine:
         finished = self.scheduler.update(scheduled, output.tokens)
         for seq in finished:
             result.outputs[seq.request.request_id] = seq.output_ids
-        if output.pooled is not None:
-            copies.append(output.pooled)
+        result.collect(output.pooled)
         if output.must_stop:
             self.scheduler.clear()
         return len(finished)

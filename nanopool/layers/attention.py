@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanopool.batch import Batch, Run
+from nanopool.layers.flash_attention import flash_backend
 
 
 class Attention(nn.Module):
@@ -64,8 +65,6 @@ def select_backend(
     """The attention of this machine: flash_attn, else torch's varlen_attn, else SDPA."""
     if device != "cuda" or dtype not in (torch.float16, torch.bfloat16):
         return sdpa_attention
-    from nanopool.layers.flash_attention import flash_backend
-
     return flash_backend(head_dim, block_size) or sdpa_attention
 
 

@@ -151,8 +151,7 @@ class PoolingParams(CommonParams):
                 f"task={task!r} with {pooler.tok_pooling_type} pooling only supports "
                 f"{sorted(allowed)} parameters, does not support {refused}"
             )
-        if self.dimensions is not None:
-            check_dimensions(self.dimensions, config)
+        check_dimensions(self.dimensions, config)
         filled = {n: getattr(pooler, n) for n in allowed - LATE_PARAMS if getattr(self, n) is None}
         if self.skip_reading_prefix_cache is None:
             filled["skip_reading_prefix_cache"] = not reads_prefix_cache(task, config)
@@ -171,8 +170,10 @@ def check_offered(task: str, config: "ModelConfig") -> None:
         )
 
 
-def check_dimensions(dimensions: int, config: "ModelConfig") -> None:
+def check_dimensions(dimensions: int | None, config: "ModelConfig") -> None:
     """Raises ValueError unless the model was trained for vectors of `dimensions` (Matryoshka)."""
+    if dimensions is None:
+        return
     if not config.matryoshka:
         raise ValueError(
             f"dimensions={dimensions}: the model's config.json does not say that it was trained "

@@ -1,0 +1,389 @@
+"""The model runner: memory, warm-up, padded and replayed steps, copies to the host. Chapter 10."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import references
+import torch
+from answers import ask, start
+from torch import Tensor
+
+from nanopool import LLM, PoolerConfig, PoolingParams, SamplingParams
+from nanopool.batch import Batch, Slice, to_device
+from nanopool.engine.cuda_graphs import DEAD, capture_sizes, padded
+from nanopool.engine.engine import Engine
+from nanopool.engine.host_copy import HostCopy
+from nanopool.engine.kv_cache import blocks_on_cpu, blocks_on_gpu
+from nanopool.engine.model_runner import own_device
+from nanopool.engine.sequence import Request, Sequence
+from nanopool.engine.warm_up import largest_step
+
+PROMPTS = [[7, 8, 9], [5], [6, 7, 8, 9, 10, 11], [9, 5], [12, 13, 14, 15, 16]]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+def on_gpu(test):
+    """A test that needs a GPU: its `device` is always "cuda"."""
+    return pytest.mark.gpu(pytest.mark.parametrize("device", ["cuda"], indirect=True)(test))
+
+
+# Memory
+
+
+def test_other_processes_are_not_charged_to_this_one():
+    """80 in all, 30 held by others, 10 by this process, which may take half: 30 are left for it."""
+    assert blocks_on_gpu(total=80, free=40, mine=10, utilization=0.5, bytes_each=1) == 30
+
+
+def test_what_is_not_free_cannot_be_used():
+    assert blocks_on_gpu(total=80, free=5, mine=10, utilization=0.9, bytes_each=1) == 5
+
+
+@pytest.mark.parametrize("free, mine", [(40, 40), (40, 60), (0, 10)])
+def test_no_room_for_a_block_is_an_error_with_the_numbers(free, mine):
+    gib = 2**30
+    with pytest.raises(ValueError, match="gpu_memory_utilization") as error:
+        blocks_on_gpu(80 * gib, free * gib, mine * gib, 0.5, bytes_each=gib)
+    assert {"0.5", "80.0", f"{mine}.0", f"{free}.0"} <= set(
+        str(error.value).replace("=", " ").split()
+    )
+
+
+def test_the_cpu_pool_holds_the_largest_batch_and_one_long_sequence():
+    assert blocks_on_cpu(4, max_model_len=33, block_size=16, bytes_each=2**20) == 4 * 3
+    assert blocks_on_cpu(256, max_model_len=512, block_size=16, bytes_each=2**20) == 2048
+    assert blocks_on_cpu(1, max_model_len=512, block_size=16, bytes_each=2**30) == 32
+
+
+def test_a_rank_has_one_device():
+    for device in ("cpu", "cuda:1"):
+        assert own_device(torch.device(device)) == torch.device(device)
+
+
+# Warm-up
+
+
+@pytest.mark.parametrize(
+    "limits, lens",
+    [
+        ((8192, 256, 512), [32] * 256),
+        ((100, 3, 512), [34, 33, 33]),
+        ((8192, 3, 512), [512] * 3),
+        ((4, 256, 512), [1] * 4),
+        ((512, 1, 512), [512]),
+    ],
+)
+def test_the_largest_step_fills_the_budget(limits, lens):
+    assert largest_step(*limits) == lens
+
+
+KINDS = [
+    "qwen3",
+    "qwen3_classifier",
+    "qwen2_process_reward",
+    "bert_classifier",
+    "bert_mlm",
+    "bge_m3",
+]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "hf_colbert"])
+def test_warm_up_runs_every_task_without_a_kv_cache(checkpoint, kind):
+    with start(checkpoint(kind), max_num_seqs=3) as llm:
+        runner = llm.llm_engine.runner
+        caches, runner.kv_caches = runner.kv_caches, [None] * 2
+        runner.block_size, block_size = None, runner.block_size
+        tasks = record_tasks(runner)
+        with torch.inference_mode():
+            runner.warm_up(3)
+        assert tasks == list(llm.model_config.spec.tasks)
+        runner.kv_caches, runner.block_size = caches, block_size
+        if llm.model_config.runner == "pooling":
+            assert len(ask(llm, PROMPTS)) == len(PROMPTS)
+
+
+def record_tasks(runner) -> list[str]:
+    """The task of each step that the runner will compute."""
+    execute, tasks = runner.execute, []
+
+    def recorded(scheduled):
+        asked = scheduled[0][0].request.pooling
+        tasks.append("generate" if asked is None else asked.task)
+        assert sum(n for _, n in scheduled) == sum(
+            largest_step(runner.config.max_num_batched_tokens, 3, runner.config.max_model_len)
+        )
+        return execute(scheduled)
+
+    runner.execute = recorded
+    return tasks
+
+
+# Padded steps
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 8, 12, 16, 20, 256])
+def test_captured_sizes_end_at_max_num_seqs(max_num_seqs):
+    sizes = capture_sizes(max_num_seqs)
+    assert sizes[-1] == max_num_seqs
+    assert list(sizes) == sorted(set(sizes))
+    for count in range(1, max_num_seqs + 1):
+        assert len(padded([DEAD] * count, sizes)) in range(count, max(2 * count, count + 16))
+
+
+def test_dead_rows_are_stored_nowhere():
+    slices = [
+        Slice(np.array([7], np.int32), 5, 6, [3, 1]),
+        Slice(np.array([8], np.int32), 0, 1, [2]),
+    ]
+    batch = Batch.build(padded([*slices, slices[0]], (1, 2, 4)), 4, torch.device("cpu"))
+    assert batch.slot_mapping.tolist() == [5, 8, 5, -1]
+    assert batch.input_ids.tolist() == [7, 8, 7, 0]
+    assert batch.positions.tolist() == [5, 0, 5, 0]
+    assert batch.cu_seqlens_q.tolist() == [0, 1, 2, 3, 4]
+    assert batch.cu_seqlens_k.tolist() == [0, 6, 7, 13, 14]
+    assert batch.block_tables.tolist() == [[3, 1], [2, 0], [3, 1], [0, 0]]
+
+
+def decoding(engine: Engine, count: int) -> list[tuple[Sequence, int]]:
+    """A step in which `count` sequences, whose prompts are computed, have one token each."""
+    for i in range(count):
+        ids = tuple(PROMPTS[i % len(PROMPTS)])
+        engine.scheduler.add(Sequence(Request(str(i), ids, sampling=GREEDY, max_new_tokens=9)))
+    while True:
+        scheduled = engine.scheduler.schedule()
+        if len(scheduled) == count and all(
+            n == 1 and s.num_tokens > s.num_prompt_tokens for s, n in scheduled
+        ):
+            return scheduled
+        engine.scheduler.update(scheduled, engine.runner.execute(scheduled).tokens)
+
+
+def eager_and_padded(engine: Engine, count: int, run: Callable) -> tuple[Tensor, ...]:
+    """Hidden rows and KV pool of one step as it is, then of the same step by `run(slices)`."""
+    runner, pools, rows = engine.runner, engine.runner.kv_caches, []
+    slices = [seq.slice(n) for seq, n in decoding(engine, count)]
+    before = [pool.clone() for pool in pools]
+    after = []
+    for compute in (lambda part: runner.forward(build(runner, part)), run):
+        for pool, old in zip(pools, before, strict=True):
+            pool.copy_(old)
+        rows.append(compute(slices)[:count].clone())
+        after.append(torch.stack(pools))
+    engine.reset()
+    return *rows, *after
+
+
+def build(runner, slices: list[Slice]) -> Batch:
+    return Batch.build(slices, runner.block_size, runner.config.device)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_a_padded_step_equals_the_eager_one(checkpoint, count):
+    """Its real rows and the pool, in which a dead row must not write."""
+    with start(checkpoint("qwen3"), max_num_seqs=7, block_size=4, num_kv_blocks=40) as llm:
+        engine = llm.llm_engine
+        for pool in engine.runner.kv_caches:
+            pool.fill_(float("nan"))
+
+        def run(slices):
+            return engine.runner.forward(build(engine.runner, padded(slices, (4, 7))))
+
+        with torch.inference_mode():
+            eager, replayed, pool, pool_after = eager_and_padded(engine, count, run)
+    torch.testing.assert_close(replayed, eager)
+    torch.testing.assert_close(pool_after, pool, equal_nan=True)
+
+
+class Replays:
+    """Stands in for CudaGraphs on a CPU: computes the padded step, then spoils its output."""
+
+    def __init__(self, runner, max_num_seqs: int):
+        self.forward = runner.forward
+        self.sizes = capture_sizes(max_num_seqs)
+        self.seen: list[int] = []
+        self.hidden = torch.zeros(0)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        self.hidden.fill_(float("nan"))
+        self.seen.append(len(batch.query_lens))
+        self.hidden = self.forward(batch)
+        return self.hidden
+
+
+def with_replays(folder, **settings) -> LLM:
+    llm = start(folder, **settings)
+    llm.llm_engine.runner.graphs = Replays(llm.llm_engine.runner, settings["max_num_seqs"])
+    return llm
+
+
+def test_generation_by_padded_steps(checkpoint):
+    folder, settings = checkpoint("qwen3"), {"max_num_seqs": 3, "block_size": 4}
+    with start(folder, **settings) as plain, with_replays(folder, **settings) as llm:
+        expected, actual = (
+            [output.outputs[0].token_ids for output in engine.generate(PROMPTS, GREEDY, False)]
+            for engine in (plain, llm)
+        )
+        seen = llm.llm_engine.runner.graphs.seen
+    assert actual == expected
+    assert set(seen) <= {1, 2, 3} and len(seen) > 12
+
+
+@pytest.mark.parametrize("task", ["embed", "token_embed"])
+@pytest.mark.parametrize("seq_pooling_type", ["CLS", "LAST", "MEAN"])
+def test_pooling_by_padded_steps(checkpoint, task, seq_pooling_type):
+    """A budget of one token: the next replay spoils what a pooler did not copy."""
+    pooler = PoolerConfig(seq_pooling_type=seq_pooling_type)
+    folder, settings = checkpoint("qwen3"), {"convert": "embed", "pooler_config": pooler}
+    with start(folder, **settings) as plain:
+        expected = ask(plain, PROMPTS, task)
+    settings |= {"max_num_seqs": 6, "max_num_batched_tokens": 5}
+    with with_replays(folder, **settings) as llm:
+        actual = ask(llm, PROMPTS + PROMPTS, task)
+        seen = llm.llm_engine.runner.graphs.seen
+    torch.testing.assert_close(actual, expected + expected, rtol=1e-5, atol=1e-5)
+    assert 6 not in seen and seen
+
+
+# Copies to the host
+
+
+def test_outputs_arrive_with_their_shapes_and_own_their_storage(device):
+    stream = torch.cuda.Stream() if device == "cuda" else None
+    rows = torch.arange(12.0, device=device).view(4, 3)
+    outputs = {"a": rows[0], "b": rows[1:3], "c": rows[3, 2]}
+    expected = {name: output.cpu().clone() for name, output in outputs.items()}
+    copy = HostCopy(outputs, stream)
+    rows.fill_(float("nan"))
+    arrived = copy.read()
+    assert list(arrived) == ["a", "b", "c"]
+    for name, tensor in arrived.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+        assert tensor.device.type == "cpu" and not tensor.is_pinned()
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_a_staged_array_may_be_rewritten_at_once(device):
+    staged = [np.full(1000, i) for i in range(50)]
+    tensors = [to_device(array, torch.device(device)) for array in staged]
+    assert [tensor[-1].item() for tensor in tensors] == list(range(50))
+
+
+def test_results_of_every_step_are_right(checkpoint):
+    """One sequence a step, 120 steps: none has another's rows."""
+    folder, prompts = checkpoint("bert"), [[5 + i % 50, 6, 7][: 1 + i % 3] for i in range(120)]
+    with start(folder, max_num_seqs=1) as llm:
+        together = ask(llm, prompts, "embed")
+        alone = [ask(llm, [prompt], "embed")[0] for prompt in prompts[:50:7]]
+    torch.testing.assert_close(together[:50:7], alone, rtol=1e-5, atol=1e-5)
+
+
+# On a GPU
+
+HALF = {"dtype": "bfloat16", "head_dim": 64}
+
+
+def gpu_llm(folder, **settings) -> LLM:
+    return LLM(folder, **{"device": "cuda", "dtype": "bfloat16", "num_kv_blocks": 600} | settings)
+
+
+@on_gpu
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 12, 20])
+def test_replay_equals_eager_at_every_size(checkpoint, device, max_num_seqs):
+    with gpu_llm(checkpoint("qwen3", **HALF), max_num_seqs=max_num_seqs) as llm:
+        engine, graphs = llm.llm_engine, llm.llm_engine.runner.graphs
+        if graphs is None:
+            pytest.skip("no flash attention here")
+        assert tuple(sorted(graphs.graphs)) == graphs.sizes == capture_sizes(max_num_seqs)
+
+        def run(slices):
+            return graphs(build(engine.runner, padded(slices, graphs.sizes)))
+
+        with torch.inference_mode():
+            for count in {size - less for size in graphs.sizes for less in (0, 1)} - {0}:
+                eager, replayed, pool, pool_after = eager_and_padded(engine, count, run)
+                torch.testing.assert_close(replayed, eager, rtol=3e-2, atol=3e-2)
+                changed = (pool_after != pool).any(-1).any(-1).any(1).any(0)  # [N, block]
+                assert changed.sum() <= count, "a dead row wrote to the pool"
+
+
+@on_gpu
+@pytest.mark.parametrize("pooling", [False, True])
+def test_graphs_change_nothing(checkpoint, device, pooling):
+    """float32 would not use them; at a budget of one token every pooling step is a replay."""
+    folder, results = checkpoint("qwen3", **HALF), []
+    settings = {"convert": "embed", "max_num_batched_tokens": 1} if pooling else {}
+    for enforce_eager in (True, False):
+        with gpu_llm(folder, enforce_eager=enforce_eager, **settings) as llm:
+            assert (llm.llm_engine.runner.graphs is None) is enforce_eager
+            if pooling:
+                results.append(torch.stack(ask(llm, PROMPTS, "embed")))
+            else:
+                outputs = llm.generate(PROMPTS, GREEDY, False)
+                results.append(torch.tensor([o.outputs[0].token_ids[:2] for o in outputs]))
+    torch.testing.assert_close(*results, rtol=3e-2, atol=3e-2)
+
+
+@on_gpu
+@pytest.mark.parametrize("task", ["embed", "token_embed"])
+def test_copies_beside_200_steps(checkpoint, device, task):
+    prompts = [[5 + i % 90] * (1 + i % 40) for i in range(200)]
+    with gpu_llm(checkpoint("qwen3", **HALF), convert="embed", max_num_seqs=1) as llm:
+        together = ask(llm, prompts, task)
+        alone = [ask(llm, [prompt], task)[0] for prompt in prompts]
+    torch.testing.assert_close(together, alone, rtol=0, atol=0)
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", ["qwen3_classifier", "bert_classifier"])
+def test_a_pooling_step_never_waits_for_the_device(checkpoint, device, kind):
+    facts = {"dtype": "bfloat16"} | ({"head_dim": 64} if kind.startswith("qwen3") else {})
+    with gpu_llm(checkpoint(kind, **facts)) as llm:
+        ask(llm, PROMPTS, "classify")
+        engine = llm.llm_engine
+        params = PoolingParams().resolve("classify", llm.model_config)
+        for i, ids in enumerate(PROMPTS):
+            engine.scheduler.add(Sequence(Request(str(i), tuple(ids), pooling=params)))
+        scheduled = engine.scheduler.schedule()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            with torch.inference_mode():
+                output = engine.runner.execute(scheduled)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        engine.reset()
+        assert output.error is None and len(output.pooled.read()) == len(PROMPTS)
+
+
+@on_gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_long_pair_in_chunks_scores_the_same_every_time(checkpoint, device, dtype):
+    """9,000 tokens in chunks of 1,000, 20 times: one staging buffer too few shows as noise."""
+    facts = {"dtype": dtype, "head_dim": 64, "max_position_embeddings": 10240, "std": 0.1}
+    folder = checkpoint("qwen3_classifier", **facts)
+    [prompt] = references.random_prompts(200, [9000])
+    scores = {}
+    for budget in (1024, 10240):
+        with gpu_llm(folder, dtype=dtype, max_num_batched_tokens=budget) as llm:
+            runs = [ask(llm, [prompt], "classify", use_activation=False)[0] for _ in range(20)]
+        scores[budget] = torch.stack(runs)
+        assert scores[budget].max() - scores[budget].min() < 1e-3
+    one_shot, chunked = scores.values()
+    torch.testing.assert_close(
+        chunked[0], one_shot[0], rtol=3e-2, atol=1e-3 if dtype == "float32" else 3e-2
+    )
+
+
+@on_gpu
+@pytest.mark.parametrize("kind", [*KINDS, "hf_colbert"])
+def test_every_model_starts_and_answers_as_on_a_cpu(checkpoint, device, kind):
+    """Warm-up, KV size from free memory and float32 throughout, so that results are comparable."""
+    folder, answers = checkpoint(kind), []
+    for settings in ({"device": "cpu"}, {"device": device, "gpu_memory_utilization": 0.2}):
+        with LLM(folder, dtype="float32", **settings) as llm:
+            if llm.model_config.runner == "generate":
+                outputs = llm.generate(PROMPTS, GREEDY, False)
+                answers.append([torch.tensor(o.outputs[0].token_ids) for o in outputs])
+            else:
+                answers.append(ask(llm, PROMPTS))
+    torch.testing.assert_close(*answers, rtol=1e-3, atol=1e-4)
