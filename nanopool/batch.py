@@ -1,5 +1,6 @@
 """The tensors of one step, shared by engine, models and layers. Chapters 03 and 10."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -34,6 +35,11 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def pick(rows: Tensor, index: Sequence[int]) -> Tensor:
+    """rows[index] where the host knows the index: nothing waits for the device."""
+    return rows[to_device(np.asarray(index, dtype=np.int64), rows.device)]
+
+
 class Slice(NamedTuple):
     """One sequence's n tokens of a step; they start at `start` and see `key_len` keys."""
 
@@ -61,7 +67,7 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """The packed rows of one step, built once by the model runner and read by every layer. Chapters 03, 10.
+    """The packed rows of one step, made by the runner, read by every layer. Chapters 03, 10.
 
     input_ids, positions, slot_mapping: `[T]`; cu_seqlens_q/k: `[B+1]`; block_tables: `[B, M]`.
     Encoder-only models have no slots and no tables. What decides by length reads the plain ints,
@@ -125,16 +131,15 @@ class Batch:
 
     @cached_property
     def key_rows(self) -> Tensor | None:
-        """The rows of this step that are attended to, where some are not (ColBERT's [MASK]s).
+        """The rows of this step that an encoder attends to; None: all of them.
 
-        None: all of them. Only encoders leave rows out, so positions count from a sequence's start.
+        ColBERT leaves the last ones of a query, its [MASK]s, out of sight.
         """
         if self.key_lens == self.query_lens:
             return None
-        lens = np.array(self.query_lens)
-        positions = np.arange(lens.sum()) - np.repeat(lens.cumsum() - lens, lens)
-        attended = positions < np.repeat(self.key_lens, lens)
-        return to_device(np.flatnonzero(attended), self.input_ids.device)
+        starts = zip([0, *accumulate(self.query_lens)], self.key_lens, strict=False)
+        rows = np.concatenate([np.arange(start, start + n) for start, n in starts])
+        return to_device(rows, self.input_ids.device)
 
     @cached_property
     def seqused_k(self) -> Tensor:

@@ -8,12 +8,15 @@ from typing import Any
 
 
 def check_value(name: str, value: Any, rule: Any) -> None:
-    """Raises ValueError unless `value` is of `rule`: a type, a tuple of choices, a least number.
+    """Raises ValueError unless `value` is of `rule`: a type, choices, a range, a least number.
 
     A least int takes integers only; a bool is not a number.
     """
     if isinstance(rule, tuple):
         fits, wanted = value in rule, f"one of {', '.join(map(repr, rule))}"
+    elif isinstance(rule, range):
+        fits = isinstance(value, int) and not isinstance(value, bool) and value in rule
+        wanted = f"an integer from {rule.start} to {rule.stop - 1}"
     elif isinstance(rule, int | float):
         kinds = int if isinstance(rule, int) else int | float
         fits = isinstance(value, kinds) and not isinstance(value, bool) and value >= rule

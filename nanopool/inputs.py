@@ -55,6 +55,9 @@ class Frame:
     skip_token_ids: tuple[int, ...] = ()
 
 
+PLAIN = Frame()
+
+
 class InputProcessor:
     """Tokenizes and checks what the caller gives. Owned by the LLM, the same on every rank."""
 
@@ -79,13 +82,10 @@ class InputProcessor:
         check_value("truncation_side", side, (None, "left", "right"))
         longest = limit if n is None else min(limit, self.config.max_model_len)
         if n not in (None, -1):
-            check_value("truncate_prompt_tokens", n, 1)
-            if n > longest:
-                raise ValueError(f"truncate_prompt_tokens={n} is above {longest}: use -1 for that")
+            check_value("truncate_prompt_tokens", n, range(1, longest + 1))
             longest = n
-        return Truncation(
-            longest, n is not None, side or self.truncation_side, special is not False
-        )
+        side = side or self.truncation_side
+        return Truncation(longest, n is not None, side, special is not False)
 
     def frame(self, prompt_name: str | None) -> Frame:
         """The prompt of that name, else the folder's default; for ColBERT "query" or "document".
@@ -94,7 +94,7 @@ class InputProcessor:
         """
         name = prompt_name or ("document" if self.frames else self.config.default_prompt_name)
         if name is None:
-            return Frame()
+            return PLAIN
         check_value("prompt_name", name, tuple(self.frames or self.config.prompts))
         if self.frames:
             return self.frames[name]
@@ -112,6 +112,8 @@ class InputProcessor:
             tokens = expansion["token"], tokenizer.mask_token, tokenizer.eos_token
             filling = self.known_ids(*tokens)[:1] * expansion["length"]
             is_fixed, attend = expansion["strategy"] == "fixed", expansion["attend"]
+            is_whole = attend or self.config.is_encoder_only  # a decoder may cut its prompts
+            check_value("attend in query_expansion of a decoder", is_whole, (True,))
             limit = len(filling) if is_fixed else limit and max(limit, len(filling))
         owned = next((marker for marker in facts.markers if prefix.startswith(marker)), "")
         marker = next((part for part in (owned, *owned.split()) if self.known_ids(part)), "")
@@ -131,37 +133,34 @@ class InputProcessor:
         """
         parsed = [parse_prompt(prompt, i) for i, prompt in enumerate(prompts)]
         texts = [prompt for prompt in parsed if isinstance(prompt, str)]
-        written = iter(self.write(texts, truncation, frame) if texts else ())
+        written = iter(self.write(truncation, frame, texts) if texts else ())
         encoded = [
             next(written) if isinstance(prompt, str) else Prompt(cut(prompt, truncation))
             for prompt in parsed
         ]
         return self.check(encoded, truncation.limit)
 
-    def write(self, texts: list[str], truncation: Truncation, frame: Frame) -> list[Prompt]:
-        """Texts -> Prompts, special tokens and the frame included; cut as the two say."""
+    def write(self, truncation: Truncation, frame: Frame, *texts: list[str]) -> list[Prompt]:
+        """Texts, or pairs as two lists -> Prompts, special tokens and the frame included.
+
+        Cut as truncation and frame say; the longer text of a pair is cut first.
+        """
         room = min(truncation.limit, frame.limit or truncation.limit) - len(frame.marker)
         is_cut = truncation.cut or frame.limit is not None
-        framed = [frame.prefix + text for text in texts]
-        encoding = self.call_tokenizer(replace(truncation, limit=room, cut=is_cut), framed)
+        framed = [frame.prefix + text for text in texts[0]], *texts[1:]
+        encoding = self.call_tokenizer(replace(truncation, limit=room, cut=is_cut), *framed)
+        records = encoding.encodings or [None] * len(texts[0])  # None: a tokenizer in plain Python
+        types = encoding.get("token_type_ids") or [()] * len(texts[0])
         starts = [self.tokenizer.cls_token_id], [self.tokenizer.bos_token_id]
         prompts = []
-        records = encoding.encodings or [None] * len(texts)  # None: a tokenizer in plain Python
-        for text, ids, record in zip(texts, encoding["input_ids"], records, strict=True):
+        rows = zip(encoding["input_ids"], texts[0], records, map(first_segment, types), strict=True)
+        for ids, *facts in rows:
             start = int(ids[:1] in starts)
             ids = [*ids[:start], *frame.marker, *ids[start:]]
             filling = frame.filling[len(ids) :]
             num_keys = len(ids) if filling and not frame.is_filling_attended else None
-            prompts.append(Prompt((*ids, *filling), text, record, num_keys=num_keys))
+            prompts.append(Prompt((*ids, *filling), *facts, num_keys))
         return prompts
-
-    def encode_pairs(self, pairs: list[tuple[str, str]], truncation: Truncation) -> list[Prompt]:
-        """(first, second) texts as the tokenizer joins them -> Prompts; the longer is cut first."""
-        encoding = self.call_tokenizer(truncation, *map(list, zip(*pairs, strict=True)))
-        types = encoding.get("token_type_ids") or [[]] * len(pairs)
-        rows = zip(encoding["input_ids"], map(first_segment, types), strict=True)
-        prompts = [Prompt(tuple(ids), num_first_segment=first) for ids, first in rows]
-        return self.check(prompts, truncation.limit)
 
     def encode_chats(
         self, chats: list[Chat], template: str, truncation: Truncation
@@ -177,7 +176,7 @@ class InputProcessor:
                 (shortest,) = self.render([[*before, (role, "x")]], template, truncation)
                 tail = count_shared(reversed(ids), reversed(shortest))
                 encoded[i] = ids[: max(0, truncation.limit - tail)] + ids[len(ids) - tail :]
-        return self.check([Prompt(tuple(ids)) for ids in encoded], truncation.limit)
+        return [Prompt(tuple(ids)) for ids in encoded]
 
     def render(self, chats: list[Chat], template: str, truncation: Truncation) -> list[list[int]]:
         """Messages in a chat template -> token ids, not cut."""
@@ -198,15 +197,19 @@ class InputProcessor:
             verbose=False,
         )
 
-    def shorten(self, text: str, max_tokens: int) -> str:
-        """The text as far as its first `max_tokens` tokens reach."""
-        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        spans = encoding["offset_mapping"][:max_tokens]
-        return text[: spans[-1][1]] if spans else text
+    def read_side(self, name: str, max_tokens: int, data: Any) -> list[str | tuple[int, ...]]:
+        """The texts of a side of `score`, up to the end of their token `max_tokens` (0: whole)."""
+        check_value(name, max_tokens, range(self.config.max_model_len))
+        texts = [parse_prompt(text, i) for i, text in enumerate(as_list(data))]
+        if not max_tokens:
+            return texts
+        encoding = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
+        ends = [spans[:max_tokens][-1][1] if spans else 0 for spans in encoding["offset_mapping"]]
+        return [text[:end] for text, end in zip(texts, ends, strict=True)]
 
     def check(self, prompts: list[Prompt], limit: int) -> list[Prompt]:
         """The prompts, unless one is empty, too long, or has an id that the vocabulary lacks."""
-        V = self.config.hf_config.vocab_size
+        last = self.config.hf_config.vocab_size - 1
         for i, prompt in enumerate(prompts):
             ids = prompt.token_ids
             if not ids:
@@ -217,10 +220,8 @@ class InputProcessor:
                     "with truncate_prompt_tokens=-1, or embed it in pieces with "
                     "PoolerConfig(enable_chunked_processing=True)"
                 )
-            if bad := [token for token in (min(ids), max(ids)) if not 0 <= token < V]:
-                raise ValueError(
-                    f"prompt {i} has token id {bad[0]}: the vocabulary ends at {V - 1}"
-                )
+            if bad := [token for token in (min(ids), max(ids)) if not 0 <= token <= last]:
+                raise ValueError(f"prompt {i} has token id {bad[0]}, not one from 0 to {last}")
         return prompts
 
 
@@ -261,9 +262,7 @@ def count_shared(first: Iterable[int], second: Iterable[int]) -> int:
 
 def first_segment(types: list[int]) -> int | None:
     """How many tokens belong to a pair's first text: `0..0 1..1` -> the number of zeros."""
-    if 1 not in types:
-        return None
-    index = types.index(1)
-    if 0 in types[index:]:
+    first = types.index(1) if 1 in types else None
+    if first is not None and 0 in types[first:]:
         raise ValueError(f"token_type_ids = {types} are not zeros followed by ones")
-    return index
+    return first

@@ -7,52 +7,53 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from nanopool.engine.sequence import Request
 from nanopool.inputs import Frame, Prompt
-from nanopool.outputs import Chunk, LateChunking, PoolingOutput, PoolingRequestOutput
+from nanopool.outputs import Chunk, LateChunking, PoolingRequestOutput
 from nanopool.pooler.params import PoolingParams
 
 
-def split(prompt: Prompt, length: int) -> list[Prompt]:
+def split(request: Request, length: int) -> list[Request]:
     """Consecutive pieces of at most `length` tokens; special tokens stay where they fell."""
-    ids = prompt.token_ids
+    ids = request.token_ids
     if len(ids) <= length:
-        return [prompt]
-    return [Prompt(ids[i : i + length]) for i in range(0, len(ids), length)]
+        return [request]
+    pieces = [ids[i : i + length] for i in range(0, len(ids), length)]
+    name = request.request_id
+    return [replace(request, request_id=f"{name}-{i}", token_ids=p) for i, p in enumerate(pieces)]
 
 
-def finish(
-    parts: list[PoolingRequestOutput | None], prompt: Prompt, params: PoolingParams, frame: Frame
+def join(results: list[Tensor | None], pieces: list[Request]) -> Tensor | None:
+    """The pieces' vectors `[D]` -> their mean by numbers of tokens, normalised where they are.
+
+    vLLM leaves the mean as it is, shorter than 1.
+    """
+    if len(pieces) == 1 or None in results:
+        return results[0]
+    vectors = torch.stack(results).float()  # [pieces, D]
+    weights = vectors.new_tensor([len(piece.token_ids) for piece in pieces])
+    mean = weights @ vectors / weights.sum()
+    return F.normalize(mean, dim=0) if pieces[0].pooling.use_activation else mean
+
+
+def add_chunks(
+    output: PoolingRequestOutput | None, prompt: Prompt, frame: Frame, params: PoolingParams
 ) -> PoolingRequestOutput | None:
-    """One prompt's output, from those of its pieces."""
-    output = parts[0]
-    if output is not None and len(parts) > 1:
-        data = mean_of_pieces(parts)
-        data = F.normalize(data, dim=0) if params.use_activation else data
-        output = replace(output, outputs=PoolingOutput(data), prompt_token_ids=[*prompt.token_ids])
-    if output is not None and params.late_chunking_params is not None:
-        chunks = describe_chunks(prompt, frame, params.late_chunking_params.chunk_size)
-        output = replace(output, late_chunking=LateChunking(chunks, len(prompt.token_ids)))
-    return output
+    """The output, and what the rows of late chunking stand for where the request asked for it.
 
-
-def mean_of_pieces(parts: list[PoolingRequestOutput]) -> torch.Tensor:
-    """The pieces' vectors `[D]`, weighted by their numbers of tokens -> `[D]` float32."""
-    vectors = torch.stack([part.outputs.data for part in parts]).float()  # [pieces, D]
-    weights = vectors.new_tensor([len(part.prompt_token_ids) for part in parts])
-    return weights @ vectors / weights.sum()
-
-
-def describe_chunks(prompt: Prompt, frame: Frame, chunk_size: int) -> tuple[Chunk, ...]:
-    """The ranges of chunks of `chunk_size` tokens; characters count in the text as it was given."""
-    n, offset = len(prompt.token_ids), len(frame.prefix)
+    Characters count in the text as it was given, without the frame.
+    """
+    if output is None or params.late_chunking_params is None:
+        return output
+    n, size = len(prompt.token_ids), params.late_chunking_params.chunk_size
     spans = [] if prompt.encoding is None else [*prompt.encoding.offsets]
     spans[1:1] = [(0, 0)] * len(frame.marker)
-    spans = [(max(0, start - offset), end - offset) for start, end in spans]
+    spans = [(max(0, a - len(frame.prefix)), b - len(frame.prefix)) for a, b in spans]
     chunks = []
-    for first in range(0, n, chunk_size):
-        end = min(first + chunk_size, n)
-        inside = [(a, b) for a, b in spans[first:end] if a < b]
+    for first in range(0, n, size):
+        inside = [(a, b) for a, b in spans[first : first + size] if a < b]
         chars = (min(a for a, _ in inside), max(b for _, b in inside)) if inside else None
-        chunks.append(Chunk((first, end), chars))
-    return tuple(chunks)
+        chunks.append(Chunk((first, min(first + size, n)), chars))
+    return replace(output, late_chunking=LateChunking(tuple(chunks), n))

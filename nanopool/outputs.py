@@ -81,13 +81,12 @@ class PoolingRequestOutput:
     outputs: Any
     prompt_token_ids: list[int]
     finished: bool = True
-    num_cached_tokens: int = 0
     late_chunking: LateChunking | None = None
 
 
-def warn_unless_finite(outputs: list[PoolingRequestOutput]) -> None:
+def warn_unless_finite(outputs: list[PoolingRequestOutput | None]) -> None:
     """One warning that names every result with inf or NaN; its neighbours are right."""
-    bad = [o.request_id for o in outputs if not torch.isfinite(o.outputs.data).all()]
+    bad = [o.request_id for o in outputs if o and not torch.isfinite(o.outputs.data).all()]
     if bad:
         warnings.warn(
             f"inf or NaN in the result of request {', '.join(bad)}; the other results are not "
@@ -101,12 +100,11 @@ def lexical_weights(output: PoolingRequestOutput, tokenizer: Any) -> dict[int, f
 
     The largest weight of each token that occurs, above 0; without cls, eos, pad and unk.
     """
+    cls, eos = tokenizer.cls_token_id, tokenizer.eos_token_id
     ids = output.prompt_token_ids
-    ids = ids[ids[0] == tokenizer.cls_token_id : len(ids) - (ids[-1] == tokenizer.eos_token_id)]
+    ids = ids[ids[0] == cls : len(ids) - (ids[-1] == eos)]
     values = output.outputs.data.tolist()
-    weights: dict[int, float] = {}
-    for token, value in zip(ids, values[len(values) - len(ids) :], strict=True):
-        weights[token] = max(value, weights.get(token, 0.0))
-    names = ("cls_token_id", "eos_token_id", "pad_token_id", "unk_token_id")
-    unused = {getattr(tokenizer, name) for name in names}
-    return {token: value for token, value in weights.items() if value > 0 and token not in unused}
+    pairs = zip(ids, values[len(values) - len(ids) :], strict=True)
+    unused = {cls, eos, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    ascending = sorted(pairs, key=lambda pair: pair[1])  # the largest of a token comes last
+    return {token: weight for token, weight in ascending if weight > 0 and token not in unused}

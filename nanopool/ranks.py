@@ -179,6 +179,7 @@ def start_worker(rank: int, size: int, path: str) -> subprocess.Popen:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path),
+        "LOCAL_RANK": str(rank),  # as torchrun says it: which GPU is this rank's
         "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // size)),
     }
     command = [sys.executable, "-u", "-m", "nanopool.worker", str(rank), str(size), path]

@@ -6,7 +6,8 @@ Functions over the LLM: each makes requests and turns their results into one out
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -36,70 +37,67 @@ JOINED = "{{ messages[-2].content + messages[-1].content }}"
 
 @dataclass(frozen=True)
 class ScoreCall:
-    """What one call of `LLM.score` asks for besides its texts; read by the routes. Chapter 17."""
+    """One call of `LLM.score`, but for its texts; made there, read by the routes. Chapter 17."""
 
     llm: "LLM"
+    task: str
     params: PoolingParams
+    truncation: Truncation
     chat_template: str | None
-    use_tqdm: bool
-    tokenization: dict[str, Any]
+    progress: str | None
 
-    @property
-    def truncation(self) -> Truncation:
-        return self.llm.inputs.truncation(self.llm.model_config.max_model_len, self.tokenization)
+    def run(self, queries: Texts, documents: Texts) -> Outputs:
+        """One output a pair. Raises ValueError unless there are 1 query and N texts, or N and N."""
+        if not queries or not documents or len(queries) not in (1, len(documents)):
+            raise ValueError(
+                f"data_1 has {len(queries)} texts and data_2 {len(documents)}: "
+                "Input lengths must be either 1:1, 1:N or N:N"
+            )
+        return ROUTES[self.task](self, queries, documents)
 
-    def pool(self, *waves: list[Request]) -> Outputs:
-        """The outputs of the last wave."""
-        outputs = self.llm.pool(list(waves), "score" if self.use_tqdm else None)
-        return outputs[-len(waves[-1]) :]
+    def request(self, prompt: Prompt, frame: Frame, *late: str | int) -> Request:
+        """A prompt's request; `late` is its part in late interaction: mode, key, uses."""
+        params = self.params
+        if late:
+            params = replace(params, late_interaction_params=LateInteractionParams(*late))
+        return self.llm.pooling_request(prompt, params, self.task, frame)
 
-
-def score(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
-    """One output a pair, by the route that PoolerConfig.task or the model stands for.
-
-    Raises ValueError unless there are 1 query and N documents, or N and N.
-    """
-    if not queries or not documents or len(queries) not in (1, len(documents)):
-        raise ValueError(
-            f"data_1 has {len(queries)} texts and data_2 {len(documents)}: "
-            "Input lengths must be either 1:1, 1:N or N:N"
-        )
-    return ROUTES[score_task(call.llm.model_config)](call, queries, documents)
+    def pool(self, prompts: list[Prompt], frame: Frame) -> Outputs:
+        requests = [self.request(prompt, frame) for prompt in prompts]
+        return self.llm.pool([requests], self.progress)
 
 
 def score_task(config: ModelConfig) -> str:
-    """The task that scores. Raises ValueError where there is none, or more than one label."""
+    """The task that scores, by PoolerConfig.task or what the model offers.
+
+    Raises ValueError where there is none, and for more labels than one.
+    """
     offered = [task for task in ROUTES if task in config.spec.tasks]
     task = config.pooler.task or next(iter(offered), None)
-    if task not in ROUTES:
+    if task not in ROUTES or (task == "classify" and config.num_labels != 1):
         raise ValueError(
-            f"task={task!r} does not support the Scoring API: a pooling model with one of the "
-            f"tasks {[*ROUTES]} does, by itself or with PoolerConfig(task=...)"
-        )
-    if task == "classify" and config.num_labels != 1:
-        raise ValueError(
-            f"num_labels={config.num_labels}: Scoring API is only enabled for num_labels == 1"
+            f"task={task!r} with num_labels={config.num_labels} does not support the Scoring API: "
+            f"it takes one of {[*ROUTES]}, and classify is only enabled for num_labels == 1"
         )
     return task
 
 
 def score_by_classifier(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
     """Cross-encoder: one model reads both texts, in a template or as the tokenizer joins them."""
-    llm, truncation, frame = call.llm, call.truncation, call.llm.inputs.frame(None)
+    inputs, truncation, frame = call.llm.inputs, call.truncation, call.llm.inputs.frame(None)
     for text in (*queries, *documents):
         check_value("a text for a cross-encoder", text, str)
-    pairs, own = pair_up(queries, documents), own_template(llm, queries)
+    queries, own = repeat(queries, len(documents)), own_template(call.llm, queries)
     if template := call.chat_template or own:
         if template not in (call.chat_template, JOINED):  # it writes its special tokens itself
             truncation = replace(truncation, add_special_tokens=False)
         system = [("system", frame.prefix)] if frame.prefix else []
+        pairs = zip(queries, documents, strict=True)
         chats = [[*system, ("query", query), ("document", text)] for query, text in pairs]
-        prompts = llm.inputs.encode_chats(chats, template, truncation)
+        prompts = inputs.encode_chats(chats, template, truncation)
     else:
-        pairs = [(frame.prefix + query, text) for query, text in pairs]
-        prompts = llm.inputs.encode_pairs(pairs, truncation)
-    params = llm.resolve(call.params, "classify", frame)
-    outputs = call.pool([llm.pooling_request(prompt, params) for prompt in prompts])
+        prompts = inputs.write(truncation, frame, queries, documents)
+    outputs = call.pool(inputs.check(prompts, truncation.limit), frame)
     return [o and replace(o, outputs=PoolingOutput(o.outputs.data[0])) for o in outputs]
 
 
@@ -119,10 +117,12 @@ def own_template(llm: "LLM", queries: Texts) -> str | None:
 
 def score_by_cosine(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
     """Bi-encoder: the cosine of two embeddings, in float32 and normalised or not."""
-    settings = {"pooling_task": "embed", "use_tqdm": call.use_tqdm} | call.tokenization
-    outputs = call.llm.encode([*queries, *documents], call.params, **settings)
+    inputs, frame = call.llm.inputs, call.llm.inputs.frame(None)
+    sides = [inputs.encode(texts, call.truncation, frame) for texts in (queries, documents)]
+    outputs = call.pool([*chain(*sides)], frame)
+    left, right = repeat(outputs[: len(queries)], len(documents)), outputs[len(queries) :]
     scores = []
-    for query, document in pair_up(outputs[: len(queries)], outputs[len(queries) :]):
+    for query, document in zip(left, right, strict=True):
         cosine = query and cosine_similarity(query.outputs.data, document.outputs.data, dim=0)
         scores.append(query and joined(call, query.prompt_token_ids, document, cosine))
     return scores
@@ -130,30 +130,25 @@ def score_by_cosine(call: ScoreCall, queries: Texts, documents: Texts) -> Output
 
 def score_by_maxsim(call: ScoreCall, queries: Texts, documents: Texts) -> Outputs:
     """Late interaction: every query is encoded once; its rows wait in the engine for documents."""
-    llm, inputs = call.llm, call.llm.inputs
+    inputs = call.llm.inputs
     frames = inputs.frames.get("query") or inputs.frame(None), inputs.frame(None)
-    sides = zip((queries, documents), frames, strict=True)
-    pairs = pair_up(*(inputs.encode(texts, call.truncation, frame) for texts, frame in sides))
+    queries = inputs.encode(queries, call.truncation, frames[0])
+    documents = inputs.encode(documents, call.truncation, frames[1])
+    pairs = [*zip(repeat(queries, len(documents)), documents, strict=True)]
     uses = Counter(query for query, _ in pairs)
     keys = {query: str(i) for i, query in enumerate(uses)}
-
-    def request(prompt: Prompt, frame: Frame, *late: str | int) -> Request:
-        params = replace(call.params, late_interaction_params=LateInteractionParams(*late))
-        return llm.pooling_request(prompt, llm.resolve(params, "token_embed", frame))
-
-    outputs = call.pool(
-        [request(query, frames[0], "cache_query", keys[query], n) for query, n in uses.items()],
-        [request(text, frames[1], "score_doc", keys[query]) for query, text in pairs],
-    )
+    first = [call.request(q, frames[0], "cache_query", keys[q], n) for q, n in uses.items()]
+    second = [call.request(text, frames[1], "score_doc", keys[query]) for query, text in pairs]
+    outputs = call.llm.pool([first, second], call.progress)[len(first) :]
     return [
         output and joined(call, query.token_ids, output, output.outputs.data)
         for output, (query, _) in zip(outputs, pairs, strict=True)
     ]
 
 
-def pair_up(queries: list, documents: list) -> list[tuple[Any, Any]]:
-    """1 and N, or N and N -> N pairs."""
-    return [*zip(queries * (len(documents) // len(queries)), documents, strict=True)]
+def repeat(queries: list, n: int) -> list:
+    """1 or n queries -> n."""
+    return queries * (n // len(queries))
 
 
 def joined(

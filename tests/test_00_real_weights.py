@@ -57,10 +57,10 @@ def test_minilm_with_a_cls_pooling_file(tmp_path):
 
 
 def texts_of(count: int, tokenizer, seed: int = 0) -> list[str]:
-    """Texts of 1 to 256 tokens with their two special ones, short ones more often, in any order."""
+    """Texts of up to 256 tokens, the two special ones included; most are short; in random order."""
     rng = random.Random(seed)
     words = [word for word in tokenizer.get_vocab() if word.isalpha()]
-    lengths = [round(1 + 253 * (i / (count - 1)) ** 2) for i in range(count)]
+    lengths = [round(1 + 253 * (i / (count - 1)) ** 6) for i in range(count)]
     rng.shuffle(lengths)
     return [" ".join(rng.choices(words, k=length)) for length in lengths]
 

@@ -7,6 +7,7 @@ of triton, so the interpreter has a process of its own.
 import inspect
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import pairwise
 from multiprocessing import get_context
 
 import numpy as np
@@ -20,8 +21,6 @@ from nanopool.batch import Batch, Slice
 from nanopool.layers.attention import sdpa_attention, select_backend, store_kvcache
 from nanopool.layers.flash_attention import flash_attention, flash_attn_options, torch_options
 from nanopool.pooler.late_interaction import maxsim
-
-NAN = float("nan")
 
 
 def on_gpu(test):
@@ -44,7 +43,7 @@ def interpreter():
 def run(device, request):
     """run(check, *args) -> check(device, *args): here on a GPU, in the interpreter on a CPU."""
     if device == "cuda":
-        return partial(lambda check, *args: check("cuda", *args))
+        return lambda check, *args: check("cuda", *args)
     pool = request.getfixturevalue("interpreter")
     return lambda check, *args: pool.submit(check, "cpu", *args).result()
 
@@ -143,10 +142,18 @@ def test_maxsim_where_every_dot_is_negative(run):
     run(check_maxsim, queries, documents)
 
 
-def test_maxsim_shows_nan(run):
+def check_nan(device: str) -> None:
+    """Whose rows hold a NaN gets no number; its neighbours do."""
+    from nanopool.pooler.flash_maxsim import flash_maxsim
+
     queries, documents = ragged([7, 8, 9], 20, seed=1), ragged([9, 70, 5], 20, seed=2)
-    documents[0][3, 2] = queries[1][0, 0] = NAN
-    run(check_maxsim, queries, documents)
+    documents[0][3, 2] = queries[1][0, 0] = float("nan")
+    on_device = ([x.to(device) for x in part] for part in (queries, documents))
+    assert flash_maxsim(*on_device).isfinite().tolist() == [False, False, True]
+
+
+def test_maxsim_shows_nan(run):
+    run(check_nan)
 
 
 @on_gpu
@@ -188,7 +195,7 @@ def test_kernels_compile_for(capability):
 def reference_kernel(q, k, v, cu_q, cu_k, causal, scale, tables) -> Tensor:
     """What the flash kernels promise, one sequence after the other."""
     outputs = []
-    for i, (start, end) in enumerate(zip(cu_q[:-1], cu_q[1:], strict=True)):
+    for i, (start, end) in enumerate(pairwise(cu_q)):
         first, last = cu_k[i], cu_k[i + 1]
         if tables is not None:
             keys, values = (x[tables[i].long()].flatten(0, 1)[: last - first] for x in (k, v))
@@ -236,8 +243,8 @@ def heads(T: int, H: int, K: int, d: int, device: str, dtype: torch.dtype) -> tu
 
 
 def paged_step(block_size: int, device: str) -> Batch:
-    """A fresh prompt, two chunks, two decoding sequences."""
-    spans, slices, used = [(0, 5), (3, 9), (20, 7), (16, 1), (30, 1)], [], 0
+    """A fresh prompt, three chunks, two decoding sequences."""
+    spans, slices, used = [(0, 5), (3, 9), (20, 7), (500, 40), (16, 1), (30, 1)], [], 0
     for start, n in spans:
         blocks = -(-(start + n) // block_size)
         table = list(range(used + blocks - 1, used - 1, -1))

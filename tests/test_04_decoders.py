@@ -9,7 +9,7 @@ from tiny_tokenizers import BPE_VOCAB
 from nanopool import simulate
 
 PROMPTS = references.random_prompts(BPE_VOCAB, (1, 2, 7, 16, 33, 150))
-SHORT = PROMPTS[:-1]
+SHORT = PROMPTS[:4]
 
 BACKBONES = {
     f"{kind}-{name}": (kind, facts | {"suffix": "Model", "std": 0.2})

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import references
+import torch
 from answers import ask, assert_close, start
 from tiny_tokenizers import BPE_VOCAB
 
@@ -13,6 +14,7 @@ from nanopool.engine import model_runner
 from nanopool.pooler.poolers import DispatchPooler
 
 PROMPTS = references.random_prompts(BPE_VOCAB, (5, 9, 17))
+SMALL = {"suffix": "Model", "std": 0.2}
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
@@ -52,7 +54,7 @@ def generator(request, checkpoint):
 def embedder(request, checkpoint):
     settings = {"tensor_parallel_size": request.param, "max_num_batched_tokens": 8}
     settings |= {"pooler_config": PoolerConfig(pooling_type="MEAN")}  # reads no prefix cache
-    folder = checkpoint("qwen3", suffix="Model", std=0.2)
+    folder = checkpoint("qwen3", **SMALL)
     with start(folder, block_size=4, num_kv_blocks=64, **settings) as llm:
         yield llm, ask(llm, PROMPTS, "embed")
 
@@ -97,3 +99,19 @@ def test_pooling_survives_a_failure_of_the_pooler(embedder, calls_before, monkey
         with pytest.raises(InjectedError, match="__call__"):
             ask(llm, PROMPTS, "embed")
     assert_close(ask(llm, PROMPTS, "embed"), expected)
+
+
+def test_a_result_that_is_not_finite_is_named_and_its_neighbours_are_right(checkpoint):
+    """Token 9 is broken; so is every later row of its own prompt, and nothing else."""
+    folder, prompts = checkpoint("qwen3", **SMALL), [[5, 6, 7, 8, 10], [5, 6, 9, 8], [8, 7]]
+    with start(folder, block_size=2, num_kv_blocks=16, max_num_batched_tokens=4) as llm:
+        good = ask(llm, [prompts[0], prompts[2]], "embed")
+        with torch.inference_mode():
+            llm.llm_engine.runner.model.model.embed_tokens.weight[9] = float("inf")
+        llm.llm_engine.reset()
+        for _ in range(2):
+            with pytest.warns(UserWarning, match=r"inf or NaN in the result of request \d+;"):
+                found = ask(llm, prompts, "embed")
+            assert not found[1].isfinite().all()
+            assert_close([found[0], found[2]], good)
+        assert_close(ask(llm, [prompts[0], prompts[2]], "embed"), good)

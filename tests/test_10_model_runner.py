@@ -1,12 +1,15 @@
 """The model runner: memory, warm-up, padded and replayed steps, copies to the host. Chapter 10."""
 
 from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import references
 import torch
 from answers import ask, start
+from test_03_kernels import CALLS, on_gpu
 from torch import Tensor
 
 from nanopool import LLM, PoolerConfig, PoolingParams, SamplingParams
@@ -15,17 +18,13 @@ from nanopool.engine.cuda_graphs import DEAD, capture_sizes, padded
 from nanopool.engine.engine import Engine
 from nanopool.engine.host_copy import HostCopy
 from nanopool.engine.kv_cache import blocks_on_cpu, blocks_on_gpu
-from nanopool.engine.model_runner import own_device
+from nanopool.engine.model_runner import ModelRunner, own_device
 from nanopool.engine.sequence import Request, Sequence
 from nanopool.engine.warm_up import largest_step
+from nanopool.layers import attention
 
 PROMPTS = [[7, 8, 9], [5], [6, 7, 8, 9, 10, 11], [9, 5], [12, 13, 14, 15, 16]]
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-
-
-def on_gpu(test):
-    """A test that needs a GPU: its `device` is always "cuda"."""
-    return pytest.mark.gpu(pytest.mark.parametrize("device", ["cuda"], indirect=True)(test))
 
 
 # Memory
@@ -89,34 +88,22 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "hf_colbert"])
-def test_warm_up_runs_every_task_without_a_kv_cache(checkpoint, kind):
+def test_warm_up_runs_every_task_without_a_kv_cache(checkpoint, kind, monkeypatch):
+    steps = []
     with start(checkpoint(kind), max_num_seqs=3) as llm:
-        runner = llm.llm_engine.runner
-        caches, runner.kv_caches = runner.kv_caches, [None] * 2
-        runner.block_size, block_size = None, runner.block_size
-        tasks = record_tasks(runner)
-        with torch.inference_mode():
+        runner, config = llm.llm_engine.runner, llm.model_config
+        with monkeypatch.context() as patch, torch.inference_mode():
+            patch.setattr(runner, "kv_caches", [None] * config.hf_config.num_hidden_layers)
+            patch.setattr(runner, "block_size", None)
+            execute = runner.execute
+            patch.setattr(runner, "execute", lambda step: steps.append(step) or execute(step))
             runner.warm_up(3)
-        assert tasks == list(llm.model_config.spec.tasks)
-        runner.kv_caches, runner.block_size = caches, block_size
-        if llm.model_config.runner == "pooling":
+        if config.runner == "pooling":
             assert len(ask(llm, PROMPTS)) == len(PROMPTS)
-
-
-def record_tasks(runner) -> list[str]:
-    """The task of each step that the runner will compute."""
-    execute, tasks = runner.execute, []
-
-    def recorded(scheduled):
-        asked = scheduled[0][0].request.pooling
-        tasks.append("generate" if asked is None else asked.task)
-        assert sum(n for _, n in scheduled) == sum(
-            largest_step(runner.config.max_num_batched_tokens, 3, runner.config.max_model_len)
-        )
-        return execute(scheduled)
-
-    runner.execute = recorded
-    return tasks
+    largest = largest_step(config.max_num_batched_tokens, 3, config.max_model_len)
+    assert [[n for _, n in step] for step in steps] == [largest] * len(config.spec.tasks)
+    asked = [step[0][0].request.pooling for step in steps]
+    assert [params.task if params else "generate" for params in asked] == list(config.spec.tasks)
 
 
 # Padded steps
@@ -183,66 +170,87 @@ def test_a_padded_step_equals_the_eager_one(checkpoint, count):
     """Its real rows and the pool, in which a dead row must not write."""
     with start(checkpoint("qwen3"), max_num_seqs=7, block_size=4, num_kv_blocks=40) as llm:
         engine = llm.llm_engine
-        for pool in engine.runner.kv_caches:
-            pool.fill_(float("nan"))
 
         def run(slices):
             return engine.runner.forward(build(engine.runner, padded(slices, (4, 7))))
 
         with torch.inference_mode():
+            for pool in engine.runner.kv_caches:
+                pool.fill_(float("nan"))
             eager, replayed, pool, pool_after = eager_and_padded(engine, count, run)
     torch.testing.assert_close(replayed, eager)
     torch.testing.assert_close(pool_after, pool, equal_nan=True)
 
 
-class Replays:
-    """Stands in for CudaGraphs on a CPU: computes the padded step, then spoils its output."""
+@pytest.fixture
+def replays(monkeypatch) -> list[int]:
+    """CUDA graphs without CUDA; the list fills with the sizes that are replayed.
 
-    def __init__(self, runner, max_num_seqs: int):
-        self.forward = runner.forward
-        self.sizes = capture_sizes(max_num_seqs)
-        self.seen: list[int] = []
-        self.hidden = torch.zeros(0)
+    A replay computes again what was recorded, from the same static tensors into the same output.
+    Attention reads its lengths from tensors, as the flash kernels do.
+    """
+    sizes: list[int] = []
+    forward = ModelRunner.forward
 
-    def __call__(self, batch: Batch) -> Tensor:
-        self.hidden.fill_(float("nan"))
-        self.seen.append(len(batch.query_lens))
-        self.hidden = self.forward(batch)
-        return self.hidden
+    class Graph:
+        recording: "Graph | None" = None
+
+        def replay(self) -> None:
+            sizes.append(len(self.static.query_lens))
+            self.hidden.copy_(forward(self.runner, replace(self.static)))
+
+    @contextmanager
+    def record(graph: Graph, pool: object):
+        Graph.recording = graph
+        yield
+        Graph.recording = None
+
+    def recorded_forward(runner: ModelRunner, batch: Batch) -> Tensor:
+        hidden = forward(runner, batch)
+        if (graph := Graph.recording) is not None:
+            graph.runner, graph.static, graph.hidden = runner, batch, hidden
+        return hidden
+
+    monkeypatch.setattr(ModelRunner, "forward", recorded_forward)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(attention, "select_backend", lambda *args: CALLS["torch"])
+    return sizes
 
 
-def with_replays(folder, **settings) -> LLM:
-    llm = start(folder, **settings)
-    llm.llm_engine.runner.graphs = Replays(llm.llm_engine.runner, settings["max_num_seqs"])
-    return llm
-
-
-def test_generation_by_padded_steps(checkpoint):
-    folder, settings = checkpoint("qwen3"), {"max_num_seqs": 3, "block_size": 4}
-    with start(folder, **settings) as plain, with_replays(folder, **settings) as llm:
-        expected, actual = (
-            [output.outputs[0].token_ids for output in engine.generate(PROMPTS, GREEDY, False)]
-            for engine in (plain, llm)
-        )
-        seen = llm.llm_engine.runner.graphs.seen
-    assert actual == expected
-    assert set(seen) <= {1, 2, 3} and len(seen) > 12
+def test_generation_by_replays(checkpoint, replays):
+    """The sequences end one after the other: three of them run in the recording of four."""
+    folder, settings = checkpoint("qwen3"), {"max_num_seqs": 5, "block_size": 4}
+    params, results = [replace(GREEDY, max_tokens=4 + 3 * i) for i in range(5)], []
+    for enforce_eager in (True, False):
+        with start(folder, enforce_eager=enforce_eager, **settings) as llm:
+            outputs = llm.generate(PROMPTS, params, False)
+            results.append([output.outputs[0].token_ids for output in outputs])
+        assert bool(replays) is not enforce_eager
+    assert results[0] == results[1]
+    assert set(replays) == {1, 2, 4, 5}
 
 
 @pytest.mark.parametrize("task", ["embed", "token_embed"])
 @pytest.mark.parametrize("seq_pooling_type", ["CLS", "LAST", "MEAN"])
-def test_pooling_by_padded_steps(checkpoint, task, seq_pooling_type):
-    """A budget of one token: the next replay spoils what a pooler did not copy."""
-    pooler = PoolerConfig(seq_pooling_type=seq_pooling_type)
+def test_pooling_by_replays(checkpoint, replays, task, seq_pooling_type):
+    """Some prompts in pieces, some of one token; a replay overwrites what no pooler has copied."""
+    pooler, prompts = PoolerConfig(seq_pooling_type=seq_pooling_type), PROMPTS + [[5], [6], [7]] * 3
     folder, settings = checkpoint("qwen3"), {"convert": "embed", "pooler_config": pooler}
-    with start(folder, **settings) as plain:
-        expected = ask(plain, PROMPTS, task)
-    settings |= {"max_num_seqs": 6, "max_num_batched_tokens": 5}
-    with with_replays(folder, **settings) as llm:
-        actual = ask(llm, PROMPTS + PROMPTS, task)
-        seen = llm.llm_engine.runner.graphs.seen
-    torch.testing.assert_close(actual, expected + expected, rtol=1e-5, atol=1e-5)
-    assert 6 not in seen and seen
+    with start(folder, enforce_eager=True, **settings) as llm:
+        expected = ask(llm, prompts, task)
+    for budget in (1, 3):
+        limits = {"max_num_seqs": 6, "max_num_batched_tokens": budget, "block_size": 4}
+        with start(folder, **settings, **limits) as llm:
+            actual = ask(llm, prompts, task)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        assert {1: 1, 3: 4}[budget] in replays
+
+
+def test_encoders_record_no_graphs(checkpoint, replays):
+    with start(checkpoint("bert")) as llm:
+        assert llm.llm_engine.runner.graphs is None
 
 
 # Copies to the host
@@ -308,20 +316,22 @@ def test_replay_equals_eager_at_every_size(checkpoint, device, max_num_seqs):
 
 
 @on_gpu
-@pytest.mark.parametrize("pooling", [False, True])
-def test_graphs_change_nothing(checkpoint, device, pooling):
-    """float32 would not use them; at a budget of one token every pooling step is a replay."""
+def test_pooling_by_replays_equals_eager(checkpoint, device):
+    """At a budget of one token every step is a replay."""
     folder, results = checkpoint("qwen3", **HALF), []
-    settings = {"convert": "embed", "max_num_batched_tokens": 1} if pooling else {}
     for enforce_eager in (True, False):
-        with gpu_llm(folder, enforce_eager=enforce_eager, **settings) as llm:
-            assert (llm.llm_engine.runner.graphs is None) is enforce_eager
-            if pooling:
-                results.append(torch.stack(ask(llm, PROMPTS, "embed")))
-            else:
-                outputs = llm.generate(PROMPTS, GREEDY, False)
-                results.append(torch.tensor([o.outputs[0].token_ids[:2] for o in outputs]))
+        limits = {"max_num_batched_tokens": 1, "enforce_eager": enforce_eager}
+        with gpu_llm(folder, convert="embed", **limits) as llm:
+            assert enforce_eager <= (llm.llm_engine.runner.graphs is None)
+            results.append(torch.stack(ask(llm, PROMPTS, "embed")))
     torch.testing.assert_close(*results, rtol=3e-2, atol=3e-2)
+
+
+@on_gpu
+def test_generation_by_replays_gives_every_token(checkpoint, device):
+    with gpu_llm(checkpoint("qwen3", **HALF), max_num_seqs=3) as llm:
+        outputs = llm.generate(PROMPTS, GREEDY, False)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [12] * len(PROMPTS)
 
 
 @on_gpu
@@ -364,7 +374,8 @@ def test_a_long_pair_in_chunks_scores_the_same_every_time(checkpoint, device, dt
     [prompt] = references.random_prompts(200, [9000])
     scores = {}
     for budget in (1024, 10240):
-        with gpu_llm(folder, dtype=dtype, max_num_batched_tokens=budget) as llm:
+        settings = {"max_num_batched_tokens": budget, "enable_prefix_caching": False}
+        with gpu_llm(folder, dtype=dtype, **settings) as llm:
             runs = [ask(llm, [prompt], "classify", use_activation=False)[0] for _ in range(20)]
         scores[budget] = torch.stack(runs)
         assert scores[budget].max() - scores[budget].min() < 1e-3

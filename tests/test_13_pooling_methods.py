@@ -19,6 +19,7 @@ PROMPTS = [
     [TAG if i % 4 == 3 else token for i, token in enumerate(ids)]
     for ids in references.random_prompts(BPE_VOCAB, LENGTHS)
 ]
+SMALL = {"suffix": "Model", "std": 0.2}  # a decoder without a head, of even attention
 IN_ORDER = range(len(PROMPTS))
 METHODS = {
     "CLS": lambda rows, ids: references.normalize(rows[0]),
@@ -35,10 +36,10 @@ class Case:
     def __init__(self, method: str, checkpoint):
         self.method = method
         if method == "STEP":
-            self.folder, self.task = checkpoint("qwen2_process_reward"), "token_classify"
+            self.folder, self.task = checkpoint("qwen2_process_reward", **SMALL), "token_classify"
             rows = [references.reward_logits(self.folder, ids) for ids in PROMPTS]
         else:
-            self.folder = checkpoint("qwen3", suffix="Model", std=0.2)
+            self.folder = checkpoint("qwen3", **SMALL)
             self.task = "token_embed" if method == "ALL" else "embed"
             model = references.load(self.folder)
             rows = [references.hidden_states(model, ids) for ids in PROMPTS]
@@ -136,15 +137,28 @@ def test_only_last_reads_the_prefix_cache(case, length):
     assert computed == [length, again]
 
 
+@pytest.mark.parametrize("enable_chunked_prefill", [True, False])
+def test_a_prompt_may_be_as_long_as_the_model_allows(case, llm, enable_chunked_prefill):
+    """No place is kept for a sampled token."""
+    prompts = [PROMPTS[2], PROMPTS[-1], PROMPTS[-1][:-1]]
+    expected = ask(llm, prompts, case.task)
+    settings = {"max_model_len": 16, "max_num_batched_tokens": 16}
+    with case.start(enable_chunked_prefill=enable_chunked_prefill, **settings) as limited:
+        assert_close(ask(limited, prompts, case.task), expected)
+        with pytest.raises(ValueError, match="prompt 1 has 17 tokens"):
+            ask(limited, [[5], [5] * 17], case.task)
+        assert_close(ask(limited, prompts, case.task), expected)
+
+
 def test_a_prompt_without_a_step_tag_gives_no_rows(checkpoint):
     settings = {"pooler_config": PoolerConfig(step_tag_id=TAG)}
-    folder = checkpoint("qwen2_process_reward")
+    folder = checkpoint("qwen2_process_reward", **SMALL)
     (rows,) = ask_once(folder, [[8, 9, 10]], "token_classify", settings)
     assert rows.shape == (0, 2)
 
 
 def test_mean_divides_by_each_prompts_own_length(checkpoint):
-    folder = checkpoint("qwen3", suffix="Model", std=0.2)
+    folder = checkpoint("qwen3", **SMALL)
     settings = {"pooler_config": PoolerConfig(pooling_type="MEAN")}
     found = ask_once(folder, [PROMPTS[1], PROMPTS[3]], "embed", settings, use_activation=False)
     model = references.load(folder)
@@ -152,14 +166,19 @@ def test_mean_divides_by_each_prompts_own_length(checkpoint):
     assert_close(found, [r.mean(0) for r in rows])
 
 
-@pytest.mark.parametrize("budget", [1, 3, 8192])
-def test_mean_leaves_out_the_prompts_rows_where_the_folder_says_so(checkpoint, budget):
+@pytest.mark.parametrize(
+    ("backbone", "facts", "budget"), [("qwen3", SMALL, 7), ("qwen3", SMALL, 64), ("bert", {}, 64)]
+)
+def test_mean_leaves_out_the_prompts_rows_where_the_folder_says_so(
+    checkpoint, backbone, facts, budget
+):
+    """[CLS] goes with the prompt; of an empty text a decoder has nothing left."""
     from sentence_transformers import SentenceTransformer
 
-    facts = {"backbone": "qwen3", "include_prompt": False, "suffix": "Model", "std": 0.2}
-    folder = checkpoint("sentence_transformer", **facts)
+    facts = {"backbone": backbone, "include_prompt": False} | facts
+    folder, texts = checkpoint("sentence_transformer", **facts), [*references.TEXTS, ""]
     with start(folder, max_num_batched_tokens=budget) as llm:
-        outputs = llm.embed(references.TEXTS, prompt_name="query", use_tqdm=False)
+        outputs = llm.embed(texts, prompt_name="query", use_tqdm=False)
     model = SentenceTransformer(str(folder), device="cpu")
-    expected = model.encode(references.TEXTS, prompt_name="query", convert_to_tensor=True)
+    expected = model.encode(texts, prompt_name="query", convert_to_tensor=True)
     assert_close(torch.stack([output.outputs.data for output in outputs]), expected)

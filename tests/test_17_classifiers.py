@@ -1,4 +1,4 @@
-"""Classifiers, cross-encoders, NER, reward models, LLM rerankers: as their references say. Chapter 17."""
+"""Classifiers, cross-encoders, NER, rewards, LLM rerankers equal their references. Chapter 17."""
 
 import pytest
 import references
@@ -14,6 +14,7 @@ from nanopool import PoolerConfig
 QUERY, DOCUMENTS = TEXTS[1], [text for text in TEXTS if text != TEXTS[1]]
 PAIRS = [(QUERY, document) for document in DOCUMENTS]
 LENGTHS = (1, 2, 7, 33)
+SMALL = {"suffix": "Model", "std": 0.2}  # a decoder without a head, of even attention
 
 
 def prompts_for(kind: str) -> list[list[int]]:
@@ -171,7 +172,7 @@ def test_a_sequence_reward_is_the_raw_logit_of_one_label(checkpoint):
 
 
 def test_a_token_reward_is_one_raw_value_for_every_token(checkpoint):
-    folder, prompts = checkpoint("qwen2_reward"), prompts_for("qwen2")
+    folder, prompts = checkpoint("qwen2_reward", **SMALL), prompts_for("qwen2")
     with start(folder) as llm:
         outputs = llm.reward(prompts, use_tqdm=False)
     expected = [references.reward_logits(folder, ids) for ids in prompts]
@@ -179,7 +180,7 @@ def test_a_token_reward_is_one_raw_value_for_every_token(checkpoint):
 
 
 def test_a_process_reward_is_a_softmax_at_every_step_tag(checkpoint):
-    folder = checkpoint("qwen2_process_reward")
+    folder = checkpoint("qwen2_process_reward", **SMALL)
     tag = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<extra_0>")
     text = "first , 1 + 1 = 2<extra_0>so 2 + 1 = 3<extra_0>"
     with start(folder, pooler_config=PoolerConfig(step_tag_id=tag)) as llm:

@@ -339,12 +339,14 @@ def _ticks(most: int) -> list[int]:
     return [*ticks, most]
 
 
-def pooling_cursor(cursor: Any, names: Items[str], title: str) -> str:
+def pooling_cursor(
+    cursor: Any, names: Items[str], title: str, colors: Items[int] | None = None
+) -> str:
     """Each prompt as its PoolingCursor sees it in this step.
 
     Coloured tokens are rows of this step, with their row number in the hidden states; the first
     and the last row have a thick border. Grey tokens were computed before, empty ones are still to
-    come.
+    come. `colors` keeps the colour of a prompt from step to step.
     """
     canvas = Canvas()
     gutter = max(text_width(name, "strong") for name in names) + 16
@@ -353,17 +355,17 @@ def pooling_cursor(cursor: Any, names: Items[str], title: str) -> str:
     width = min(34, room / max(cursor.prompt_lens))
     first, last = cursor.first_rows.tolist(), cursor.last_rows.tolist()
     for i, name in enumerate(names):
-        y, start = i * (CELL + 16), cursor.starts[i]
-        canvas.text(gutter - 16, y + CELL / 2, name, "strong", color(i), "end")
+        y, start, style = i * (CELL + 16), cursor.starts[i], color(colors[i] if colors else i)
+        canvas.text(gutter - 16, y + CELL / 2, name, "strong", style, "end")
         for k in range(cursor.prompt_lens[i]):
             x, row = gutter + k * width, first[i] + k - start
             if first[i] <= row <= last[i]:
-                canvas.rect(x, y, width, CELL, color(i), 0)
-                canvas.text(x + width / 2, y + CELL / 2, row, "code", color(i))
+                canvas.rect(x, y, width, CELL, style, 0)
+                canvas.text(x + width / 2, y + CELL / 2, row, "code", style)
             else:
                 canvas.rect(x, y, width, CELL, "past" if k < start else "empty dashed", 0)
         for row in {first[i], last[i]}:
-            canvas.outline(gutter + (start + row - first[i]) * width, y, width, CELL, color(i))
+            canvas.outline(gutter + (start + row - first[i]) * width, y, width, CELL, style)
         x = gutter + cursor.prompt_lens[i] * width + 12
         canvas.text(x, y + CELL / 2, states[i], "note", "soft", "start")
     return canvas.svg(title)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanopool.batch import Batch, to_device
+from nanopool.batch import Batch, pick
 from nanopool.config import EngineConfig, ModelConfig
 from nanopool.engine.cuda_graphs import CudaGraphs, padded
 from nanopool.engine.host_copy import HostCopy
@@ -38,7 +38,8 @@ class StepOutput:
 class ModelRunner:
     """The model, its KV caches and what a device needs around them. Owned by the Engine.
 
-    Chapter 10. While the memory is measured there is no KV cache: attention then uses the rows of the step.
+    While the memory is measured there is no KV cache yet: attention then uses the rows of the step.
+    Chapter 10.
     """
 
     def __init__(self, config: ModelConfig, engine_config: EngineConfig, tp: TensorParallel):
@@ -63,7 +64,10 @@ class ModelRunner:
             torch.cuda.set_device(self.config.device)
 
     def measure_peak(self, max_num_seqs: int) -> int:
-        """Bytes in use while the largest step of each task runs."""
+        """Bytes in use while the largest step of each task runs.
+
+        The allocator keeps them, so that what is free afterwards is free beside them.
+        """
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self.warm_up(max_num_seqs)
@@ -103,8 +107,8 @@ class ModelRunner:
         ready = [i for i, (seq, n) in enumerate(scheduled) if n == seq.num_new_tokens]
         if not ready:
             return StepOutput(tokens)
-        last_rows = to_device(np.cumsum(batch.query_lens)[ready] - 1, hidden.device)
-        logits = self.model.compute_logits(hidden[last_rows])  # [B, V]
+        last_rows = pick(hidden, np.cumsum(batch.query_lens)[ready] - 1)  # [B, D]
+        logits = self.model.compute_logits(last_rows)  # [B, V]
         drawn, error = self.tp.broadcast(self._draw(logits, [scheduled[i][0] for i in ready]))
         for i, token in zip(ready, drawn, strict=True):
             tokens[i] = token

@@ -9,9 +9,9 @@ Scheduled = list[tuple[Sequence, int]]
 
 
 class Scheduler:
-    """The waiting and the running sequences
+    """The waiting and the running sequences; called by the Engine, the same on every rank.
 
-    called by the Engine, the same on every rank. Chapter 09.
+    Chapter 09.
 
     There is no prefill phase and no decode phase: a step gives each sequence some tokens until its
     computed tokens catch up with its known ones. Decisions read lengths only, so that every rank

@@ -11,8 +11,9 @@ from nanopool.parallel import TensorParallel
 class VocabParallelEmbedding(ShardedModule):
     """Rank r holds rows [start, end) of the embedding table. Called by every model; chapter 01.
 
-    Ids of other ranks look up row 0 and are zeroed. The vocabulary V is padded to a multiple of R. The all_reduce adds one real row and R-1 zero
-    rows, so every rank ends with the whole embedding.
+    Ids of other ranks look up row 0 and are zeroed. The vocabulary V is padded to a multiple of R.
+    The all_reduce adds one real row and R-1 zero rows, so every rank ends with the whole
+    embedding.
     """
 
     def __init__(self, vocab_size: int, hidden: int, tp: TensorParallel):

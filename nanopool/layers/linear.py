@@ -139,7 +139,7 @@ class QKVParallelLinear(MergedColumnParallelLinear):
 
 
 class RowParallelLinear(ParallelLinear):
-    """Input features split over ranks; all_reduce adds the partial sums, then the bias. Chapter 02."""
+    """Input features split over ranks; all_reduce adds up, the bias comes after. Chapter 02."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool, tp: TensorParallel, what: str

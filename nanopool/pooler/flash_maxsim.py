@@ -41,7 +41,8 @@ def score_pair(
             columns = n + tl.arange(0, N)
             dots = tile_dots(queries, rows, last, documents, columns, end, E)
             dots = tl.where(columns[None, :] < end, dots, float("-inf"))
-            best = larger(best, tl.reduce(dots, 1, larger))
+            dots = tl.where(dots == dots, dots, float("inf"))  # a maximum would hide a NaN
+            best = tl.maximum(best, tl.max(dots, 1))
         total += tl.where(rows < last, best, 0.0)
     tl.store(scores + pair, tl.sum(total))
 
@@ -63,9 +64,3 @@ def load_tile(base, rows, end, e, E, C: tl.constexpr):
     dims = e + tl.arange(0, C)
     inside = (rows < end)[:, None] & (dims < E)[None, :]
     return tl.load(base + rows.to(tl.int64)[:, None] * E + dims[None, :], inside, 0.0)
-
-
-@triton.jit
-def larger(a, b):
-    """The maximum, and NaN where one of both is: a broken row must show."""
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

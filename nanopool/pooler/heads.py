@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanopool.batch import pick
 from nanopool.pooler.params import PoolingParams, load_activation
 
 RowMap = Callable[[Tensor], Tensor]
@@ -56,7 +57,7 @@ class ClassifierHead:
             logits = self.classifier(logits)
         logits = logits.float()  # [n, L]
         if params.returned_token_ids:
-            logits = logits[..., list(params.returned_token_ids)]
+            logits = pick(logits.mT, params.returned_token_ids).mT
         if self.logit_mean is not None:
             logits = logits - self.logit_mean
         if self.logit_sigma is not None:

@@ -12,9 +12,9 @@ from nanopool.pooler.params import PoolingParams
 
 @dataclass
 class PoolingState:
-    """What one request keeps between the steps of a long prompt
+    """What one request keeps between the steps of a long prompt. Chapter 13.
 
-    a preemption starts a new one. Chapter 13.
+    A preemption starts a new one.
 
     `value` `[D]` is what a sequence method carries (CLS: the first row; MEAN: an fp32 sum), `rows`
     are the pieces of a token method, `queries` is the call's cache of late interaction, shared by

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanopool.batch import to_device
+from nanopool.batch import pick, to_device
 from nanopool.pooler.metadata import PoolingMetadata
 
 ACCUMULATION_BYTES = 16 * 2**20
@@ -108,7 +108,7 @@ class StepPool(AllPool):
         tag = metadata.params[i].step_tag_id
         if tag is None:
             return rows
-        return rows[(metadata.token_ids(i) == tag).to(rows.device)]  # [steps, D]
+        return pick(rows, np.flatnonzero(metadata.token_ids(i) == tag))  # [steps, D]
 
 
 SEQUENCE_METHODS = {"CLS": CLSPool, "LAST": LastPool, "MEAN": MeanPool}

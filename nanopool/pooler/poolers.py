@@ -6,6 +6,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from nanopool.batch import pick
 from nanopool.pooler.metadata import PoolingMetadata
 from nanopool.pooler.methods import SEQUENCE_METHODS, TOKEN_METHODS, StepPool
 from nanopool.pooler.params import PoolingParams
@@ -44,7 +45,7 @@ class SequencePooler(Pooler):
         pooled = self.method(hidden, metadata)  # [B, D]
         outputs: list[Tensor | None] = [None] * len(pooled)
         for params, rows in rows_by_params(metadata).items():
-            picked = pooled if len(rows) == len(outputs) else pooled[rows]
+            picked = pooled if len(rows) == len(outputs) else pick(pooled, rows)
             for i, output in zip(rows, self.head(picked, params), strict=True):
                 outputs[i] = output
         return outputs

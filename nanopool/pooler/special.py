@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanopool.batch import to_device
+from nanopool.batch import pick, to_device
 from nanopool.pooler.metadata import PoolingMetadata
 from nanopool.pooler.methods import ACCUMULATION_BYTES
 from nanopool.pooler.params import PoolingParams
@@ -68,7 +68,7 @@ class RowFilter(PoolerWrapper):
         for i, (rows, params) in enumerate(zip(outputs, metadata.params, strict=True)):
             if rows is not None and params.late_chunking_params is None:
                 kept = self.keep(metadata.token_ids(i), params)
-                outputs[i] = rows[kept.to(rows.device)]
+                outputs[i] = pick(rows, np.flatnonzero(kept))
         return outputs
 
 
