@@ -1,13 +1,14 @@
 """nanopool: a vLLM-style inference engine for pooling models, to be read in an afternoon."""
 
 from nanopool.config import PoolerConfig, SamplingParams
-from nanopool.llm import LLM
-from nanopool.outputs import PoolingRequestOutput, RequestOutput
+from nanopool.llm import LLM, IOProcessor
+from nanopool.outputs import PoolingRequestOutput, RequestOutput, lexical_weights
 from nanopool.parallel import LocalTP, SingleTP, TensorParallel, simulate
 from nanopool.pooler.params import LateChunkingParams, LateInteractionParams, PoolingParams
 
 __all__ = [
     "LLM",
+    "IOProcessor",
     "LateChunkingParams",
     "LateInteractionParams",
     "LocalTP",
@@ -18,5 +19,6 @@ __all__ = [
     "SamplingParams",
     "SingleTP",
     "TensorParallel",
+    "lexical_weights",
     "simulate",
 ]

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanopool.checks import check_value
+from nanopool.checks import check_value, refusing
 from nanopool.multi_vector import MultiVectorConfig, read_multi_vector, stanford_settings
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
     Overrides = dict[str, Any] | Callable[[PretrainedConfig], PretrainedConfig] | None
 
@@ -200,14 +200,30 @@ def find_folder(model: str | Path) -> Path:
         ) from error
 
 
+def load_tokenizer(place: str | Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a folder or hub repository, with the end token that its config asks for.
+
+    transformers 5 leaves it out where tokenizer.json does (e5-mistral). Raises ValueError.
+    """
+    import transformers
+
+    with refusing(f"tokenizer={str(place)!r}"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(place))
+        ids, end = tokenizer("a")["input_ids"], tokenizer.eos_token_id
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # made up where there is no file
+        raise ValueError(f"tokenizer={str(place)!r} has no vocabulary: its files are missing")
+    if read_json(Path(place, "tokenizer_config.json")).get("add_eos_token") and end not in ids:
+        tokenizer.add_bos_token, tokenizer.add_eos_token = tokenizer.bos_token_id in ids, True
+        tokenizer.update_post_processor()
+    return tokenizer
+
+
 def read_json(path: Path, kind: type = dict) -> Any:
     """A JSON file that holds a `kind`, an empty one where there is no such file; ValueError."""
     if not path.is_file():
         return kind()
-    try:
+    with refusing(str(path)):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
     check_value(f"{path}: content", content, kind)
     return content
 

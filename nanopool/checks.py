@@ -3,6 +3,8 @@
 On the ground floor: config.py and pooler/params.py use it.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -13,7 +15,7 @@ def check_value(name: str, value: Any, rule: Any) -> None:
     A least int takes integers only; a bool is not a number.
     """
     if isinstance(rule, tuple):
-        fits, wanted = value in rule, f"one of {', '.join(map(repr, rule))}"
+        fits, wanted = value in rule, f"one of {', '.join(map(repr, rule)) or 'none: leave it out'}"
     elif isinstance(rule, range):
         fits = isinstance(value, int) and not isinstance(value, bool) and value in rule
         wanted = f"an integer from {rule.start} to {rule.stop - 1}"
@@ -25,6 +27,20 @@ def check_value(name: str, value: Any, rule: Any) -> None:
         fits, wanted = isinstance(value, rule), f"a {getattr(rule, '__name__', rule)}"
     if not fits:
         raise ValueError(f"{name}={value!r} is not valid: it must be {wanted}")
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Around what reads files or templates: another form than expected is a ValueError of `what`.
+
+    Errors that say it better themselves pass: plain ValueErrors, missing files, the ranks' own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, FileNotFoundError | RuntimeError) or type(error) is ValueError:
+            raise
+        raise ValueError(f"{what} is not of the expected form: {error!r}; mend it") from error
 
 
 def check_fraction(name: str, value: Any) -> None:
@@ -50,3 +66,14 @@ def freeze_ids(params: Any, name: str) -> None:
     for value in ids:
         check_value(name, value, 0)
     object.__setattr__(params, name, tuple(ids))
+
+
+def spread(name: str, value: Any, kind: type, n: int) -> list:
+    """One params object for all n prompts (None: the defaults), or a list with one each."""
+    value = kind() if value is None else value
+    values = value if isinstance(value, list | tuple) else [value] * n
+    for item in values:
+        check_value(name, item, kind)
+    if len(values) != n:
+        raise ValueError(f"{name}: {len(values)} given for {n} prompts: give 1 or {n}")
+    return values

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from threading import Lock
 from typing import Any
 
-from nanopool.checks import check_value
+from nanopool.checks import check_value, refusing
 from nanopool.config import ModelConfig
 from nanopool.multi_vector import ROLES
 
@@ -64,6 +65,7 @@ class InputProcessor:
     def __init__(self, tokenizer, config: ModelConfig):
         self.tokenizer = tokenizer
         self.config = config
+        self.lock = Lock()  # a tokenizer keeps the last call's truncation
         self.truncation_side = tokenizer.truncation_side
         roles = ROLES if config.multi_vector is not None else ()
         self.frames = {role: self.multi_vector_frame(role) for role in roles}
@@ -75,11 +77,14 @@ class InputProcessor:
         to n tokens. Raises ValueError for other arguments and values.
         """
         given = dict(given)
-        given |= given.pop("tokenization_kwargs", None) or {}
+        nested = given.pop("tokenization_kwargs", None) or {}
+        check_value("tokenization_kwargs", nested, dict)
+        given |= nested
         for name in given:
             check_value("tokenization argument", name, TRUNCATION)
         n, side, special = (given.get(name) for name in TRUNCATION)
         check_value("truncation_side", side, (None, "left", "right"))
+        check_value("add_special_tokens", special, (None, True, False))
         longest = limit if n is None else min(limit, self.config.max_model_len)
         if n not in (None, -1):
             check_value("truncate_prompt_tokens", n, range(1, longest + 1))
@@ -182,20 +187,23 @@ class InputProcessor:
         """Messages in a chat template -> token ids, not cut."""
         chats = [[{"role": role, "content": text} for role, text in chat] for chat in chats]
         facts = {"tokenize": False} | (self.config.chat_template_kwargs or {})
-        texts = self.tokenizer.apply_chat_template(chats, chat_template=template, **facts)
+        with refusing(f"chat_template={template!r}"):
+            texts = self.tokenizer.apply_chat_template(chats, chat_template=template, **facts)
         return self.call_tokenizer(replace(truncation, cut=False), texts)["input_ids"]
 
     def call_tokenizer(self, truncation: Truncation, *texts: list[str]) -> Any:
+        """Texts, or pairs as two lists -> the tokenizer's BatchEncoding."""
         if self.config.do_lower_case:
             texts = tuple([text.lower() for text in side] for side in texts)
-        self.tokenizer.truncation_side = truncation.side
-        return self.tokenizer(
-            *texts,
-            add_special_tokens=truncation.add_special_tokens,
-            truncation=truncation.cut,
-            max_length=truncation.limit if truncation.cut else None,
-            verbose=False,
-        )
+        with self.lock:
+            self.tokenizer.truncation_side = truncation.side
+            return self.tokenizer(
+                *texts,
+                add_special_tokens=truncation.add_special_tokens,
+                truncation=truncation.cut,
+                max_length=truncation.limit if truncation.cut else None,
+                verbose=False,
+            )
 
     def read_side(self, name: str, max_tokens: int, data: Any) -> list[str | tuple[int, ...]]:
         """The texts of a side of `score`, up to the end of their token `max_tokens` (0: whole)."""
@@ -203,6 +211,8 @@ class InputProcessor:
         texts = [parse_prompt(text, i) for i, text in enumerate(as_list(data))]
         if not max_tokens:
             return texts
+        for text in texts:
+            check_value(f"a text with {name}={max_tokens}", text, str)
         encoding = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
         ends = [spans[:max_tokens][-1][1] if spans else 0 for spans in encoding["offset_mapping"]]
         return [text[:end] for text, end in zip(texts, ends, strict=True)]
@@ -227,7 +237,7 @@ class InputProcessor:
 
 def as_list(prompts: Any) -> list:
     """One prompt or a list of prompts -> a list of prompts."""
-    if isinstance(prompts, str | dict):
+    if isinstance(prompts, str | dict | bytes):
         return [prompts]
     check_value("prompts", prompts, Iterable)
     prompts = list(prompts)
@@ -238,11 +248,15 @@ def as_list(prompts: Any) -> list:
 def parse_prompt(prompt: Any, i: int) -> str | tuple[int, ...]:
     """The text or the token ids of one prompt in any accepted form."""
     if isinstance(prompt, dict):
-        check_value(f"keys of prompt {i}", [*prompt], (["prompt"], ["prompt_token_ids"]))
-        (prompt,) = prompt.values()
+        forms = {"prompt"}, {"prompt_token_ids"}, {"prompt", "prompt_token_ids"}
+        check_value(f"keys of prompt {i}", {*prompt}, forms)
+        for key, value in prompt.items():
+            check_value(f"{key} of prompt {i}", value, str if key == "prompt" else list | tuple)
+        prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if isinstance(prompt, str):
+        check_value(f"prompt {i}", prompt, (prompt.encode(errors="ignore").decode(),))
         return prompt
-    ids = tuple(prompt) if isinstance(prompt, Iterable) else (None,)
+    ids = tuple(prompt) if isinstance(prompt, list | tuple) else (None,)
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
         raise ValueError(f"prompt {i} = {prompt!r}: give a text, or a list of int token ids")
     return ids

@@ -4,12 +4,12 @@ import sys
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
-import transformers
-
 from nanopool import long_text, scoring
-from nanopool.checks import check_value
+from nanopool.checkpoint import load_tokenizer
+from nanopool.checks import check_value, refusing, spread
 from nanopool.config import EngineConfig, SamplingParams
 from nanopool.engine.engine import start_ranks
 from nanopool.engine.sequence import Request
@@ -21,7 +21,7 @@ from nanopool.outputs import (
     RequestOutput,
     warn_unless_finite,
 )
-from nanopool.pooler.params import PoolingParams
+from nanopool.pooler.params import PoolingParams, check_task
 
 Outputs = list[PoolingRequestOutput]
 
@@ -57,12 +57,13 @@ class LLM:
         **kwargs: Any,
     ):
         config = EngineConfig(model, **kwargs)
-        self.ranks = start_ranks(config)
+        with refusing(f"model={str(model)!r}: what a file or hf_overrides says"):
+            self.ranks = start_ranks(config)
         self.llm_engine = self.ranks.target
         self.model_config = self.llm_engine.model_config
-        folder = config.tokenizer or self.model_config.folder
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder))
+        tokenizer = load_tokenizer(config.tokenizer or self.model_config.folder)
         self.inputs = InputProcessor(tokenizer, self.model_config)
+        self.lock = Lock()  # calls from several threads compute in turn
         self.io_processor = io_processor
         self.seed = config.seed
         self.numbers = count()
@@ -75,7 +76,7 @@ class LLM:
         check_value("runner", self.model_config.runner, ("generate",))
         truncation = self.inputs.truncation(self.model_config.max_model_len - 1, tokenization)
         encoded = self.inputs.encode(as_list(prompts), truncation, PLAIN)
-        params = spread(sampling_params or SamplingParams(), len(encoded), SamplingParams)
+        params = spread("sampling_params", sampling_params, SamplingParams, len(encoded))
         requests = [self.generation_request(p, s) for p, s in zip(encoded, params, strict=True)]
         results = self.run([requests], "generate" if use_tqdm else None)
         rows = zip(requests, encoded, results, strict=True)
@@ -98,10 +99,11 @@ class LLM:
         with prompt_name="query".
         """
         prompts, config = as_list(prompts), self.model_config
+        check_task(pooling_task)
         task = pooling_task or config.default_task
         if data := [p["data"] for p in prompts if isinstance(p, dict) and "data" in p]:
             return [self.run_plugin(item, task, use_tqdm) for item in data]
-        params = spread(pooling_params or PoolingParams(), len(prompts), PoolingParams)
+        params = spread("pooling_params", pooling_params, PoolingParams, len(prompts))
         limit = self.length_limit({p.task or task for p in params})
         frame = self.inputs.frame(prompt_name)
         encoded = self.inputs.encode(prompts, self.inputs.truncation(limit, tokenization), frame)
@@ -144,7 +146,9 @@ class LLM:
         documents = self.inputs.read_side("max_tokens_per_doc", max_tokens_per_doc, data_2)
         task = scoring.score_task(self.model_config)
         truncation = self.inputs.truncation(self.length_limit({task}), tokenization)
-        params, progress = pooling_params or PoolingParams(), "score" if use_tqdm else None
+        (params,) = spread("pooling_params", pooling_params, PoolingParams, 1)
+        check_value("pooling_params.task", params.task, (None, task))
+        progress = "score" if use_tqdm else None
         call = scoring.ScoreCall(self, task, params, truncation, chat_template, progress)
         return call.run(queries, documents)
 
@@ -152,7 +156,8 @@ class LLM:
         self, query: Any, documents: Any, top_n: int | None = None, **kwargs: Any
     ) -> list[tuple[int, float]]:
         """(index, score) of the `top_n` best documents (None or 0: all), ties in input order."""
-        check_value("top_n", top_n or 0, 0)
+        check_value("top_n", 0 if top_n is None else top_n, 0)
+        check_value("the number of queries", len(as_list(query)), (1,))
         documents = as_list(documents)
         outputs = self.score(query, documents, **kwargs) if documents else []
         scores = [(i, output.outputs.score) for i, output in enumerate(outputs) if output]
@@ -162,7 +167,7 @@ class LLM:
         """The io_processor's answer to one piece of data."""
         io = self.io_processor
         if io is None or task != "plugin":
-            raise ValueError("'data' needs pooling_task='plugin' and LLM(io_processor=...)")
+            raise ValueError(f"{data=}: give pooling_task='plugin' and LLM(io_processor=...)")
         prompts = io.pre_process(io.parse(data))
         outputs = self.encode(prompts, pooling_task=task, use_tqdm=use_tqdm)
         first, *_ = outputs
@@ -195,6 +200,7 @@ class LLM:
         )
 
     def generation_request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        """The one place where generation requests are made."""
         number, stops = next(self.numbers), {*(params.stop_token_ids or ())}
         if not params.ignore_eos:
             stops |= {*self.model_config.eos_token_ids}
@@ -218,7 +224,8 @@ class LLM:
             for i, request in enumerate(wave):
                 self.llm_engine.check(request, i)
         by_length = [sorted(wave, key=lambda r: -len(r.token_ids)) for wave in waves]
-        result = self.ranks.call("run", by_length, progress)
+        with self.lock:
+            result = self.ranks.call("run", by_length, progress)
         if result.error is not None:
             raise result.error
         is_first = self.llm_engine.tp.rank == 0
@@ -238,12 +245,14 @@ class LLM:
         return outputs
 
     def request_output(self, request: Request, text: str | None, ids: list[int]) -> RequestOutput:
+        """The answer to one generate request: its new token ids, and their text."""
         reason = "stop" if ids[-1] in request.stop_ids else "length"
         generated = self.inputs.tokenizer.decode(ids, skip_special_tokens=True)
         completion = CompletionOutput(0, generated, ids, reason)
         return RequestOutput(request.request_id, text, list(request.token_ids), [completion])
 
     def get_tokenizer(self):
+        """The folder's tokenizer, or the one that was given."""
         return self.inputs.tokenizer
 
     def shutdown(self) -> None:
@@ -258,11 +267,3 @@ class LLM:
 
     def __repr__(self) -> str:
         return f"LLM({self.model_config})"
-
-
-def spread(value: Any, n: int, kind: type) -> list:
-    """One params object for all n prompts, or a list with one each."""
-    values = [value] * n if isinstance(value, kind) else list(value)
-    if len(values) != n or not all(isinstance(v, kind) for v in values):
-        raise ValueError(f"{kind.__name__}: {len(values)} given for {n} prompts: give 1 or {n}")
-    return values

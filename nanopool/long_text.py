@@ -20,17 +20,21 @@ def split(request: Request, length: int) -> list[Request]:
     ids = request.token_ids
     if len(ids) <= length:
         return [request]
-    pieces = [ids[i : i + length] for i in range(0, len(ids), length)]
-    name = request.request_id
-    return [replace(request, request_id=f"{name}-{i}", token_ids=p) for i, p in enumerate(pieces)]
+    pieces = []
+    for i in range(0, len(ids), length):
+        prefix_len = max(0, request.pooling.prompt_prefix_len - i)  # the prompt is in the first
+        pooling = replace(request.pooling, prompt_prefix_len=prefix_len)
+        facts = {"request_id": f"{request.request_id}-{i}", "token_ids": ids[i : i + length]}
+        pieces.append(replace(request, pooling=pooling, **facts))
+    return pieces
 
 
 def join(results: list[Tensor | None], pieces: list[Request]) -> Tensor | None:
     """The pieces' vectors `[D]` -> their mean by numbers of tokens, normalised where they are.
 
-    vLLM leaves the mean as it is, shorter than 1.
+    vLLM leaves the mean as it is, shorter than 1. None on ranks that hold no results.
     """
-    if len(pieces) == 1 or None in results:
+    if len(pieces) == 1 or results[0] is None:
         return results[0]
     vectors = torch.stack(results).float()  # [pieces, D]
     weights = vectors.new_tensor([len(piece.token_ids) for piece in pieces])

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nanopool.checkpoint import SETTINGS_FILE, Checkpoint, read_json
+from nanopool.checkpoint import SETTINGS_FILE, Checkpoint, load_tokenizer, read_json
 from nanopool.checks import check_value
 from nanopool.config import EngineConfig, ModelConfig, PoolerConfig, to_dtype
 from nanopool.convert import (
@@ -151,10 +151,7 @@ class Resolver:
 
     def token_ids(self, tokens: list[str]) -> tuple[int, ...]:
         """Tokens as ids. Raises ValueError for a text that is not one token."""
-        import transformers
-
-        folder = str(self.user.tokenizer or self.files.folder)
-        vocab = transformers.AutoTokenizer.from_pretrained(folder).get_vocab()
+        vocab = load_tokenizer(self.user.tokenizer or self.files.folder).get_vocab()
         if unknown := [token for token in tokens if token not in vocab]:
             raise ValueError(f"classifier_from_token={unknown}: not single tokens of the tokenizer")
         return tuple(vocab[token] for token in tokens)

@@ -37,7 +37,7 @@ JOINED = "{{ messages[-2].content + messages[-1].content }}"
 
 @dataclass(frozen=True)
 class ScoreCall:
-    """One call of `LLM.score`, but for its texts; made there, read by the routes. Chapter 17."""
+    """One call of `LLM.score`, but for its texts; made there, used by the routes. Chapter 17."""
 
     llm: "LLM"
     task: str
@@ -63,6 +63,7 @@ class ScoreCall:
         return self.llm.pooling_request(prompt, params, self.task, frame)
 
     def pool(self, prompts: list[Prompt], frame: Frame) -> Outputs:
+        """The outputs of prompts that stand for themselves."""
         requests = [self.request(prompt, frame) for prompt in prompts]
         return self.llm.pool([requests], self.progress)
 

@@ -29,6 +29,7 @@ def ids_of(llm: LLM, prompts, **kwargs) -> list[list[int]]:
 def test_all_forms_of_a_prompt(llm):
     ids = llm.get_tokenizer()("no")["input_ids"]
     one = ["no", ids, tuple(ids), {"prompt": "no"}, {"prompt_token_ids": ids}, ["no"], [ids]]
+    one.append({"prompt": "no", "prompt_token_ids": ids})
     for prompt in one:
         assert ids_of(llm, prompt) == [ids]
     assert ids_of(llm, ["no", ids, {"prompt": "no"}, {"prompt_token_ids": ids}]) == [ids] * 4
@@ -74,7 +75,7 @@ def test_params_are_one_or_one_each(llm):
     first, second = llm.embed(["no", "no"], pooling_params=params, use_tqdm=False)
     assert_close(first.outputs.data, second.outputs.data / second.outputs.data.norm())
     for wrong in (params[:1], params * 2, [None, None]):
-        with pytest.raises(ValueError, match="PoolingParams: . given for 2 prompts"):
+        with pytest.raises(ValueError, match=r"pooling_params: . given|pooling_params=None"):
             llm.embed(["no", "no"], pooling_params=wrong, use_tqdm=False)
 
 
@@ -174,7 +175,7 @@ def test_prompts_are_for_texts_alone(llm):
 
 
 def test_an_unknown_prompt_name_lists_those_there_are(llm):
-    with pytest.raises(ValueError, match="prompt_name='title'.*'query'"):
+    with pytest.raises(ValueError, match=r"prompt_name='title'.*'query'"):
         ids_of(llm, "no", prompt_name="title")
 
 

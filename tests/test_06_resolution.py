@@ -263,7 +263,7 @@ REFUSED = [
         "'full_attention'",
     ),
     (plain("BertModel", {"modules.json": {}}), {}, "modules.json", "must be a list"),
-    (plain("BertModel", {"modules.json": "{"}), {}, "modules.json", "not valid JSON"),
+    (plain("BertModel", {"modules.json": "{"}), {}, "modules.json", "JSONDecodeError"),
     (plain("BertModel", {"modules.json": []}), {}, "first module", "Transformer"),
     # modules
     (plain("BertModel", modules("LSTM")), {}, f"'{OLD}.LSTM' is not supported", "Pooling"),

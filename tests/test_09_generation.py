@@ -1,4 +1,4 @@
-"""Greedy generation equals transformers', however the engine cuts, caches, preempts or splits it."""
+"""Greedy generation equals transformers', however the engine cuts, caches or preempts it."""
 
 import pytest
 import references

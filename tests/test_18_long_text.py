@@ -49,6 +49,17 @@ def test_a_request_decides_whether_the_joined_vector_is_normalised(checkpoint):
     assert_close([vector.norm() for vector in joined], [torch.tensor(1.0)] * len(PROMPTS))
 
 
+def test_a_prompt_that_does_not_count_is_left_out_of_the_first_piece_alone(checkpoint):
+    folder = checkpoint("sentence_transformer", include_prompt=False, normalize=False)
+    model = references.load(folder)
+    with start(folder, **IN_PIECES) as llm:
+        (output,) = llm.embed("paris " * 70, prompt_name="query", use_tqdm=False)
+    ids = output.prompt_token_ids
+    first, second = (references.hidden_states(model, part) for part in (ids[:64], ids[64:]))
+    expected = (64 * first[3:].mean(0) + len(second) * second.mean(0)) / len(ids)
+    assert_close(output.outputs.data, expected)  # [CLS], "query" and ":" do not count
+
+
 def test_special_tokens_stay_where_they_fell(checkpoint):
     folder = checkpoint("sentence_transformer")
     with start(folder, **IN_PIECES) as llm:

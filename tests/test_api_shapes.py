@@ -162,3 +162,26 @@ def test_generate(checkpoint):
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert output.prompt == prompt
         assert isinstance(output.outputs[0].text, str) and output.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        ("sentence_transformer", lambda llm: llm.embed(TEXTS, use_tqdm=False)),
+        ("sentence_transformer", lambda llm: llm.score(QUERY, TEXTS, use_tqdm=False)),
+        ("bert_classifier", lambda llm: llm.score(QUERY, TEXTS, use_tqdm=False)),
+        ("hf_colbert", lambda llm: llm.score(QUERY, TEXTS, use_tqdm=False)),
+    ],
+)
+def test_ranks_other_than_the_first_get_none(checkpoint, monkeypatch, kind, call):
+    """Under torchrun each process makes the calls, and the results are with the first."""
+    with start(checkpoint(kind)) as llm:
+        assert None not in call(llm)
+        monkeypatch.setattr(llm.llm_engine.tp, "rank", 1)
+        assert call(llm) == [None, None]
+
+
+def test_rerank_on_another_rank_is_empty(checkpoint, monkeypatch):
+    with start(checkpoint("sentence_transformer")) as llm:
+        monkeypatch.setattr(llm.llm_engine.tp, "rank", 1)
+        assert llm.rerank(QUERY, TEXTS, use_tqdm=False) == []

@@ -150,6 +150,7 @@ def test_figures_are_drawn_from_real_objects():
         draw.rows_by_step({"all": [(0, 2), (0, 3)], "new": [(0, 2), (2, 1)]}, "rows"),
         draw.blocks_over_time({"embed": [1, 2], "generate": [2, 4, 6]}, 6, "time"),
         draw.pooling_cursor(cursor, "AB", "cursor"),
+        draw.token_spans("abc", {"all": [(0, 3, "sum")], "each": [(1, 1, 7), (2, 1, 8)]}, "spans"),
         draw.maxsim_matrix(torch.eye(2), ["a", "b"], ["c", "d"], "scores"),
         draw.flow(boxes, [("a", "b", "tokenizer")], "flow", colors={"b": 1}),
     ]

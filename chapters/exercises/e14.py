@@ -26,7 +26,7 @@ def calibrate(logits: Tensor, relevance: Tensor) -> tuple[float, float]:
 
 
 def activation_name(config: dict, num_labels: int) -> str:
-    """"sigmoid", "softmax", "identity", or the class that a file names (its last part).
+    """ "sigmoid", "softmax", "identity", or the class that a file names (its last part).
 
     `config` is a config.json: problem_type, then sbert_ce_default_activation_function, then the
     number of labels. ValueError for a class outside torch.nn.modules.

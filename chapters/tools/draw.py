@@ -376,12 +376,40 @@ def _progress(cursor: Any, i: int) -> str:
     return f"{done} of {cursor.prompt_lens[i]}" + (", finished" if cursor.finished[i] else "")
 
 
+def token_spans(
+    tokens: Items[str], rows: dict[str, Items[tuple[int, int, Any]]], title: str
+) -> str:
+    """What stands for which tokens: a line of boxes a name, under the tokens of one text.
+
+    A box is (first token, number of tokens, what is written in it).
+    """
+    canvas = Canvas()
+    gutter = max(text_width(name, "label") for name in rows) + 14
+    widest = max(text_width(token, "code") for token in tokens) + 14
+    width = min(max(50, widest), (PAGE_WIDTH - 60 - gutter) / len(tokens))
+    for k, token in enumerate(tokens):
+        canvas.text(gutter + (k + 0.5) * width, 8, token, "code")
+    for i, (name, boxes) in enumerate(rows.items()):
+        y = 28 + i * (CELL + 10)
+        canvas.text(gutter - 14, y + CELL / 2, name, "label", "soft", "end")
+        for first, n, text in boxes:
+            canvas.rect(gutter + first * width, y, n * width, CELL, color(i), 0)
+            center = gutter + (first + n / 2) * width
+            canvas.text(center, y + CELL / 2, text, "code", color(i))
+    return canvas.svg(title)
+
+
 def maxsim_matrix(
-    similarity: Any, query_tokens: Items[str], document_tokens: Items[str], title: str
+    similarity: Any,
+    query_tokens: Items[str],
+    document_tokens: Items[str],
+    title: str,
+    total: str | None = "sum = MaxSim",
 ) -> str:
     """Similarities `[query, document]`: the darker the larger; each query token's best is framed.
 
-    The column at the right holds the best of each row; their sum is the MaxSim score.
+    The column at the right holds the best of each row; their sum, called `total`, is the MaxSim
+    score. None: they are not added.
     """
     values = similarity.tolist()
     canvas = Canvas()
@@ -405,10 +433,11 @@ def maxsim_matrix(
         canvas.text(right + 30, y + 15, f"{max(row):.2f}", "code", "c1")
     for i, row in enumerate(values):
         canvas.outline(gutter + row.index(max(row)) * width, 22 + i * 30, width, 30, "c1")
-    y = 22 + len(values) * 30
-    canvas.line([(right, y + 6), (right + 60, y + 6)])
-    canvas.text(right - 12, y + 22, "sum = MaxSim", "label", "soft", "end")
-    canvas.text(right + 30, y + 22, f"{sum(map(max, values)):.2f}", "code", "c1")
+    if total is not None:
+        y = 22 + len(values) * 30
+        canvas.line([(right, y + 6), (right + 60, y + 6)])
+        canvas.text(right - 12, y + 22, total, "label", "soft", "end")
+        canvas.text(right + 30, y + 22, f"{sum(map(max, values)):.2f}", "code", "c1")
     return canvas.svg(title)
 
 

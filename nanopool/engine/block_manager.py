@@ -100,7 +100,7 @@ class BlockManager:
             seq.contents.append(self.cached[key][1])
 
     def release(self, seq: Sequence) -> None:
-        """Take a sequence's blocks back, the last first: a prefix's end is reused before its start."""
+        """Take its blocks back, the last first: the end of a prefix is reused before its start."""
         for block in reversed(seq.block_table):
             self.blocks[block].ref_count -= 1
             if self.blocks[block].ref_count == 0:

@@ -18,9 +18,11 @@ def divide(total: int, parts: int, what: str) -> int:
 
 
 def copy_exactly(target: Tensor, loaded: Tensor) -> None:
-    """Copy without broadcasting; ValueError when the shapes differ."""
+    """Copy without broadcasting; ValueError when the shapes differ, or `loaded` is no float."""
     if target.shape != loaded.shape:
         raise ValueError(f"its shape is {list(loaded.shape)}, not {list(target.shape)}")
+    if not loaded.is_floating_point():
+        raise ValueError(f"its dtype is {loaded.dtype}: quantised checkpoints are not supported")
     target.copy_(loaded)
 
 
@@ -43,6 +45,9 @@ class ShardedModule(nn.Module):
     def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
         """Copy this rank's part of `loaded` to its place; ValueError when it does not fit."""
         raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"weight {list(self.weight.shape)}"
 
 
 class ParallelLinear(ShardedModule):

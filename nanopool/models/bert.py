@@ -15,7 +15,7 @@ QKV_NAMES = ("self.query", "self.key", "self.value")
 
 
 class BertEmbeddings(nn.Module):
-    """Word + position + segment embedding, LayerNorm; segments are bit 30 of the ids. Chapter 05."""
+    """Word + position + segment embedding, LayerNorm; segments are in bit 30 of ids. Chapter 05."""
 
     first_position = 0
 

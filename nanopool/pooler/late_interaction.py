@@ -67,7 +67,7 @@ class LateInteractionPooler(PoolerWrapper):
 
 
 def take_query(metadata: PoolingMetadata, i: int) -> Tensor:
-    """The query rows for document i, freed with their last use; ValueError when they are missing."""
+    """The query rows for document i, freed with their last use; ValueError when not there."""
     queries, key = metadata.states[i].queries, metadata.params[i].late_interaction_params.query_key
     if key not in queries:
         raise ValueError(f"query_key = {key!r} is not cached: encode the query first")
