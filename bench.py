@@ -261,10 +261,19 @@ def bench_rerank(args: argparse.Namespace) -> None:
         query = rng.choices(range(1, 8000), k=80)
         return [query + rng.choices(range(1, 8000), k=n) for n in documents]
 
+    computed: list[int] = []
+    execute = llm.llm_engine.runner.execute
+
+    def counted(scheduled):
+        computed.append(sum(n for _, n in scheduled))
+        return execute(scheduled)
+
+    llm.llm_engine.runner.execute = counted
+
     def ours(number: int) -> int:
-        outputs = llm.classify(prompts(number), use_tqdm=False)
-        cached = sum(o.num_cached_tokens for o in outputs)
-        return sum(len(o.prompt_token_ids) for o in outputs) - cached
+        computed.clear()
+        llm.classify(prompts(number), use_tqdm=False)
+        return sum(computed)
 
     def padded(number: int) -> int:
         rows = sorted(prompts(number), key=len)

@@ -1,5 +1,6 @@
 """BERT (arXiv 1810.04805) and RoBERTa: encoders named as the checkpoint names them. Chapter 05."""
 
+import torch
 from torch import Tensor, nn
 
 from nanopool.batch import Batch, decode_segments
@@ -17,8 +18,6 @@ QKV_NAMES = ("self.query", "self.key", "self.value")
 class BertEmbeddings(nn.Module):
     """Word + position + segment embedding, LayerNorm; segments are in bit 30 of ids. Chapter 05."""
 
-    first_position = 0
-
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()
         hf = config.hf_config
@@ -31,8 +30,12 @@ class BertEmbeddings(nn.Module):
         ids, segments = decode_segments(batch.input_ids)
         x = self.word_embeddings(ids)  # [T] -> [T, D]
         x = x + self.token_type_embeddings(segments)
-        x = x + self.position_embeddings(batch.positions + self.first_position)
+        x = x + self.position_embeddings(self.positions(ids, batch))
         return self.LayerNorm(x)
+
+    def positions(self, ids: Tensor, batch: Batch) -> Tensor:
+        """Rows of the position table for ids `[T]`."""
+        return batch.positions
 
 
 class RobertaEmbeddings(BertEmbeddings):
@@ -40,7 +43,15 @@ class RobertaEmbeddings(BertEmbeddings):
 
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__(config, tp)
-        self.first_position = config.hf_config.pad_token_id + 1
+        self.padding_idx = config.hf_config.pad_token_id
+
+    def positions(self, ids: Tensor, batch: Batch) -> Tensor:
+        """A `<pad>` written in a text is not counted and stands at the padding index itself."""
+        counts = (ids != self.padding_idx).long()  # [T]
+        seen = counts.cumsum(0)
+        first_rows = torch.arange(len(ids), device=ids.device) - batch.positions
+        before = (seen - counts)[first_rows]  # counted in the sequences before
+        return (seen - before) * counts + self.padding_idx
 
 
 class BertSelfOutput(nn.Module):

@@ -39,7 +39,7 @@ ALLOWED_PARAMS = {
 
 def check_task(task: str | None) -> None:
     """Raises ValueError for a removed task, naming its replacement, and for an unknown one."""
-    if task in REMOVED_TASKS:
+    if str(task) in REMOVED_TASKS:
         raise ValueError(f"task={task!r} was removed: use {REMOVED_TASKS[task]}")
     check_value("task", task, (*POOLING_TASKS, None))
 
