@@ -69,11 +69,10 @@ def freeze_ids(params: Any, name: str) -> None:
 
 
 def spread(name: str, value: Any, kind: type, n: int) -> list:
-    """One params object for all n prompts (None: the defaults), or a list with one each."""
-    value = kind() if value is None else value
+    """One params object for all n prompts, or a list with one each; None: the defaults."""
     values = value if isinstance(value, list | tuple) else [value] * n
     for item in values:
-        check_value(name, item, kind)
+        check_value(name, item, kind | None)
     if len(values) != n:
         raise ValueError(f"{name}: {len(values)} given for {n} prompts: give 1 or {n}")
-    return values
+    return [item or kind() for item in values]

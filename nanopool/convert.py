@@ -73,7 +73,7 @@ def check_supported(files: Checkpoint, spec: ModelSpec) -> None:
     wanted |= {"add_cross_attention": False}
     for name, value in wanted.items():
         found = getattr(files.hf_config, name, None)
-        check_value(f"config.json: {name}", found, (None, value))
+        check_value(f"config.json: {name}", found, (None, value)[value is None :])
     for kind in getattr(files.hf_config, "layer_types", None) or ():
         check_value("config.json: layer_types", kind, ("full_attention",))
     is_cross_encoder = (

@@ -65,7 +65,7 @@ class InputProcessor:
     def __init__(self, tokenizer, config: ModelConfig):
         self.tokenizer = tokenizer
         self.config = config
-        self.lock = Lock()  # a tokenizer keeps the last call's truncation
+        self.lock = Lock()  # calls from several threads take turns here and in the engine
         self.truncation_side = tokenizer.truncation_side
         roles = ROLES if config.multi_vector is not None else ()
         self.frames = {role: self.multi_vector_frame(role) for role in roles}
@@ -77,9 +77,8 @@ class InputProcessor:
         to n tokens. Raises ValueError for other arguments and values.
         """
         given = dict(given)
-        nested = given.pop("tokenization_kwargs", None) or {}
-        check_value("tokenization_kwargs", nested, dict)
-        given |= nested
+        check_value("tokenization_kwargs", given.get("tokenization_kwargs"), dict | None)
+        given |= given.pop("tokenization_kwargs", None) or {}
         for name in given:
             check_value("tokenization argument", name, TRUNCATION)
         n, side, special = (given.get(name) for name in TRUNCATION)

@@ -4,7 +4,6 @@ import sys
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from threading import Lock
 from typing import Any, Protocol
 
 from nanopool import long_text, scoring
@@ -63,7 +62,6 @@ class LLM:
         self.model_config = self.llm_engine.model_config
         tokenizer = load_tokenizer(config.tokenizer or self.model_config.folder)
         self.inputs = InputProcessor(tokenizer, self.model_config)
-        self.lock = Lock()  # calls from several threads compute in turn
         self.io_processor = io_processor
         self.seed = config.seed
         self.numbers = count()
@@ -222,9 +220,9 @@ class LLM:
         """
         for wave in waves:
             for i, request in enumerate(wave):
-                self.llm_engine.check(request, i)
+                self.llm_engine.scheduler.check(request, f"prompt {i}")
         by_length = [sorted(wave, key=lambda r: -len(r.token_ids)) for wave in waves]
-        with self.lock:
+        with self.inputs.lock:
             result = self.ranks.call("run", by_length, progress)
         if result.error is not None:
             raise result.error

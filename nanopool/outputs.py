@@ -88,11 +88,8 @@ def warn_unless_finite(outputs: list[PoolingRequestOutput | None]) -> None:
     """One warning that names every result with inf or NaN; its neighbours are right."""
     bad = [o.request_id for o in outputs if o and not torch.isfinite(o.outputs.data).all()]
     if bad:
-        warnings.warn(
-            f"inf or NaN in the result of request {', '.join(bad)}; the other results are not "
-            "affected (a dtype of wider range may help: bfloat16 or float32)",
-            stacklevel=4,
-        )
+        text = f"inf or NaN in the result of request {', '.join(bad)}; the other results are right"
+        warnings.warn(f"{text} (dtype='float32' may help)", stacklevel=4)
 
 
 def lexical_weights(output: PoolingRequestOutput, tokenizer: Any) -> dict[int, float]:

@@ -22,6 +22,7 @@ from nanopool.convert import (
 )
 from nanopool.pooler.params import POOLING_TASKS, check_dimensions, load_activation
 
+NOTHING, CONFIG = (None, ""), "config.json"
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
 PROBLEM_TYPES = {
     "regression": "torch.nn.modules.linear.Identity",
@@ -30,7 +31,6 @@ PROBLEM_TYPES = {
 }
 TWO_WAY = "from_2_way_softmax"
 WIDTHS = ("embedding_size", "colbert_dim", "dim", "projection_dim")
-NOTHING = (None, "")
 
 
 def resolve(config: EngineConfig) -> ModelConfig:
@@ -117,14 +117,16 @@ class Resolver:
         dense = self.files.dense_modules() if self.files.kind == "classify" else ()
         stated = (len(rows[0]), "classifier_rows") if rows else NOTHING
         stated = (dense[-1].config["out_features"], dense[-1].file) if dense else stated
-        by_class, default = self.spec.num_labels, self.hf_config.num_labels
-        labels = self.pick("num_labels", None, stated, by_class, default)
+        stated = (
+            stated if stated[0] or self.spec.num_labels else (self.hf_config.num_labels, CONFIG)
+        )
+        labels = self.pick("num_labels", None, stated, self.spec.num_labels)
         if labels == 0 and "classify" in self.spec.tasks:
             warnings.warn("num_labels=0 in config.json: the activation is sigmoid", stacklevel=2)
         problem, stated = self.stated("problem_type"), self.files.activation_fn()
         if problem is not None:
             check_value("config.json: problem_type", problem, tuple(PROBLEM_TYPES))
-            stated = PROBLEM_TYPES[problem], "config.json"
+            stated = PROBLEM_TYPES[problem], CONFIG
         default = "classify" if labels else SIGMOID
         if (activation := self.pick("activation", files=stated, default=default)) != "classify":
             load_activation(activation)
@@ -161,15 +163,15 @@ class Resolver:
         files, tasks, is_mlm = self.files, self.spec.tasks, self.spec.adapter == "MaskedLM"
         dense = files.dense_modules() if "token_embed" in tasks or files.kind == "classify" else ()
         default = self.hf_config.vocab_size if is_mlm else self.hf_config.hidden_size
-        sizes = [(self.stated(name), "config.json") for name in WIDTHS]
+        sizes = [(self.stated(name), CONFIG) for name in WIDTHS]
         sizes += [(module.config["out_features"], module.file) for module in reversed(dense)]
         found = next((size for size in sizes if size[0]), NOTHING)
-        self.pick("embedding_size", files=found, default=default)
+        self.pick("embedding_size", files=found if found[0] else (default, CONFIG))
         self.pick("modules", files=(dense or None, "modules.json"))
         self.pick("splade", files=files.splade(), by_class="max" if is_mlm else None)
         shorter = tuple(self.stated("matryoshka_dimensions") or ()) or None
-        self.pick("matryoshka_dimensions", files=(shorter, "config.json"))
-        stated = self.stated("is_matryoshka"), "config.json"
+        self.pick("matryoshka_dimensions", files=(shorter, CONFIG))
+        stated = self.stated("is_matryoshka"), CONFIG
         self.pick("matryoshka", files=stated, default=shorter is not None)
         name, prompts = files.settings.get("default_prompt_name"), files.settings.get("prompts")
         prompts = {name: text or "" for name, text in (prompts or {}).items()}
@@ -186,7 +188,7 @@ class Resolver:
 
     def choose_length(self) -> None:
         """max_model_len: the least limit in the files, or less if the user says so; end tokens."""
-        limit, file = self.hf_config.max_position_embeddings, "config.json"
+        limit, file = self.hf_config.max_position_embeddings, CONFIG
         if self.spec.starts_after_padding_idx:
             limit -= self.hf_config.pad_token_id + 1
         stated, source = self.files.length_limit()
@@ -216,9 +218,9 @@ class Resolver:
         own = self.stated("dtype") if device != "cpu" else None
         if own == torch.float16:
             own = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-        own, asked = (own, "config.json"), said(self.user.dtype)
+        own, asked = (own, CONFIG), said(self.user.dtype)
         dtype = to_dtype("dtype", self.pick("dtype", asked, own, default=torch.float32))
-        stated = self.stated("head_dtype"), "config.json"
+        stated = self.stated("head_dtype"), CONFIG
         head = self.pick("head_dtype", files=stated, default=torch.float32)
         head = dtype if head == "model" else to_dtype("config.json: head_dtype", head)
         self.facts |= {"device": torch.device(device), "dtype": dtype, "head_dtype": head}

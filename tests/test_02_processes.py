@@ -41,6 +41,12 @@ class Target:
         facts = [os.getpid(), torch.get_num_threads(), torch.is_inference_mode_enabled()]
         return self.tp.all_gather(torch.tensor([facts]), dim=0).tolist()
 
+    def delayed(self, value, seconds):
+        """A worker is slow to read: what rank 0 sends next must not replace it."""
+        time.sleep(seconds if self.tp.rank else 0)
+        shared = [float(value if isinstance(value, int) else len(value))]
+        return self.tp.all_gather(torch.tensor([shared]), dim=0).flatten().tolist()
+
     def fail(self, rank, late=False):
         if self.tp.rank == rank and not late:
             raise ValueError(f"wrong on rank {rank}")
@@ -117,6 +123,17 @@ def test_each_rank_is_a_process_in_inference_mode_with_its_share_of_the_cores(pa
     assert other[1] == max(1, torch.get_num_threads() // 2)
     assert own[2] and other[2]
     assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("calls", [50, pytest.param(1000, marks=slow)])
+def test_quick_calls_to_a_slow_worker_arrive_in_order(pair, calls):
+    for i in range(calls):
+        assert pair.call("delayed", i, 0.01 * (i % 10 == 0)) == [i, i]
+
+
+def test_a_call_may_be_of_any_size(pair):
+    """Larger than any buffer of a pipe."""
+    assert pair.call("delayed", b"x" * 2**24, 0.1) == [2**24] * 2
 
 
 def test_ranks_of_different_sizes_live_side_by_side_and_end_when_dropped(pair, temporary_folder):

@@ -61,6 +61,14 @@ def test_positions_of_packed_roberta_begin_after_the_padding_index(checkpoint):
     assert sorted(seen[0]) == [2, 2, 3, 3, 4]
 
 
+def test_a_pad_token_inside_a_roberta_text_is_counted_as_transformers_does(checkpoint):
+    folder = checkpoint("xlm_roberta")
+    prompts = [[0, 5, 6, 2], [0, 5, 1, 1, 6, 7, 2], [0, 9, 2]]
+    rows = ask_once(folder, prompts, "token_embed", use_activation=False)
+    model = references.load(folder)
+    assert_close(rows, [references.hidden_states(model, ids) for ids in prompts])
+
+
 def test_roberta_takes_two_tokens_less_than_it_has_positions(checkpoint):
     with start(checkpoint("roberta")) as llm:
         assert llm.model_config.max_model_len == 128

@@ -3,10 +3,13 @@
 The third route, late interaction, has its own file.
 """
 
+import shutil
+
 import pytest
 import references
 import torch
 from answers import assert_close, start
+from checkpoints import edit_json
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from nanopool import PoolerConfig, PoolingParams
@@ -97,6 +100,7 @@ ENCODERS = [
     ("logit_score", {"two_tokens": False}),
     ("logit_score", {"prompt": "answer the question"}),
     ("logit_score", {"tied": False}),
+    ("cross_encoder", {"backbone": "qwen3_classifier"}),
 ]
 
 
@@ -272,6 +276,21 @@ def test_a_given_template_gets_the_tokenizers_special_tokens(checkpoint):
         assert prompts(llm, QUERY, "no", chat_template=template) == [expected]
         bare = {"chat_template": template, "add_special_tokens": False}
         assert prompts(llm, QUERY, "no", **bare) == [expected[1:]]
+
+
+def test_a_folder_says_what_its_chat_template_is_told(checkpoint, tmp_path):
+    kind = checkpoint("cross_encoder", backbone="qwen3_classifier")
+    folder = shutil.copytree(kind, tmp_path / "told")
+    told = {"chat_template": {"add_generation_prompt": True}}
+    edit_json(folder / "sentence_bert_config.json", processing_kwargs=told)
+    with start(folder) as llm:
+        (ids,) = prompts(llm, QUERY, DOCUMENTS[0])
+        assert llm.get_tokenizer().decode(ids).endswith("<|im_start|>assistant\n")
+        found = scores(llm, QUERY, [*DOCUMENTS, LONG], truncate_prompt_tokens=120)
+    model = CrossEncoder(str(folder), device="cpu")
+    model.max_length = 120
+    pairs = [(QUERY, document) for document in [*DOCUMENTS, LONG]]
+    assert_close(found, model.predict(pairs).tolist())
 
 
 def test_the_query_of_many_documents_is_computed_once(qwen3, monkeypatch):

@@ -150,19 +150,13 @@ class Run:
         self.check_cache()
 
     def check_cache(self) -> None:
-        """Blocks and entries know each other; a sequence goes on under its entries' numbers."""
-        blocks, size = self.blocks, self.trace.block_size
+        """Blocks and entries know each other, under numbers of their own."""
+        blocks = self.blocks
         keys = {i: block.key for i, block in enumerate(blocks.blocks) if block.key is not None}
         assert keys == {block: key for key, (block, _) in blocks.cached.items()}, "keys differ"
         contents = [content for _, content in blocks.cached.values()]
         assert len(contents) == len({*contents}), "a content number is used twice"
         assert ROOT not in contents and (not contents or max(contents) <= blocks.last_content)
-        for seq in self.live:
-            for i, content in enumerate(seq.contents):
-                tokens = seq.token_ids[i * size : (i + 1) * size].tobytes()
-                key = (seq.contents[i - 1] if i else ROOT), tokens
-                entry = blocks.cached.get(key)
-                assert entry is None or entry[1] == content, "a content number lies"
 
     def check_truth(self) -> None:
         """Every entry's block holds its tokens after its parents', for ever under one number."""
@@ -174,6 +168,10 @@ class Run:
             )
             own = np.frombuffer(tokens, dtype=np.int32).tolist()
             assert prefix == (*self.prefixes[parent], *own), "an entry lies"
+        for seq in self.live:
+            for end, content in enumerate(seq.contents, start=1):
+                prefix = tuple(seq.token_ids[: end * size].tolist())
+                assert self.prefixes.get(content, prefix) == prefix, "a sequence's number lies"
 
     def fail(self) -> None:
         """A step that was scheduled and not computed."""

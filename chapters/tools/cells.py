@@ -95,7 +95,7 @@ def parse(text: str) -> list[Block]:
 
 
 def _blocks(text: str, fences: list[Fence]) -> Iterator[Block]:
-    for fence, after in zip(fences, [*fences[1:], None], strict=True):
+    for fence, after in zip(fences, [*fences, None][1:], strict=True):
         line = text.count("\n", 0, fence.body_start) + 1
         if fence.info == "python":
             skip = SKIP.search(text[: fence.start])

@@ -2,6 +2,7 @@
 
     <!-- chapters -->                        README: the chapter map
     <!-- files -->                           README: the file map, with lines of code
+    <!-- contents -->                        chapters/README: the chapters with their reading times
     <!-- facts: PATH ...; after NN ... -->   a chapter's first line: its code, its test, its demo,
                                              and the chapters to read before
 
@@ -10,6 +11,7 @@ and the line above each quote that says where it comes from (`<sub>`), which nob
 """
 
 import ast
+import math
 import os
 import re
 from pathlib import Path
@@ -18,7 +20,7 @@ from chapters.tools import cells
 from chapters.tools.quotes import code_lines
 
 SECTION = re.compile(
-    r"(?P<open><!-- (?P<name>chapters|files|facts)(?:: (?P<args>[^>]*))? -->\n)"
+    r"(?P<open><!-- (?P<name>chapters|files|contents|facts)(?:: (?P<args>[^>]*))? -->\n)"
     r"(?P<body>.*?)(?P<close><!-- /(?P=name) -->)",
     re.S,
 )
@@ -31,7 +33,8 @@ def with_sections(text: str, path: Path, root: Path = cells.ROOT) -> str:
         if match["name"] == "facts":
             body = facts_line(match["args"], path, root)
         else:
-            body = chapter_map(root) if match["name"] == "chapters" else file_map(root)
+            tables = {"chapters": chapter_map, "files": file_map, "contents": contents}
+            body = tables[match["name"]](root)
         return f"{match['open']}{body}\n{match['close']}"
 
     return SECTION.sub(section, with_captions(text, path, root))
@@ -49,9 +52,9 @@ def with_captions(text: str, path: Path, root: Path) -> str:
 
 
 def documents(root: Path = cells.ROOT) -> list[Path]:
-    """Everything that is checked: README.md, the chapters, their answers."""
-    readme = [path for path in [root / "README.md"] if path.exists()]
-    return [*readme, *chapters(root), *sorted((root / "chapters/answers").glob("*.md"))]
+    """Everything that is checked: both README.md, the chapters, their answers."""
+    front = [root / "README.md", root / "chapters/README.md"]
+    return [*filter(Path.exists, front), *chapters(root), *sorted((root / "chapters/answers").glob("*.md"))]
 
 
 def chapters(root: Path = cells.ROOT) -> list[Path]:
@@ -132,6 +135,26 @@ def file_map(root: Path) -> str:
             f"| {link(path, readme, f'`{name}`')} | {lines} | {first_sentence(text)} | {links} |"
         )
     return "\n".join([*rows, f"| together | {total:,} | | |"])
+
+
+def contents(root: Path) -> str:
+    """The table of contents in chapters/README.md: titles, minutes, answers."""
+    page = root / "chapters/README.md"
+    rows = ["| | chapter | minutes | exercises |", "| --- | --- | ---: | --- |"]
+    for path in chapters(root):
+        number = path.name[:2]
+        answers = root / f"chapters/answers/{number}.md"
+        name = link(path, page, title(path))
+        rows.append(f"| {number} | {name} | {minutes(path)} | {link(answers, page, 'answers')} |")
+    return "\n".join(rows)
+
+
+def minutes(page: Path) -> int:
+    """Reading time: 200 words of prose a minute, 20 lines of code or output, up to the next 5."""
+    text = page.read_text()
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    lines = text.count("\n") - prose.count("\n")
+    return 5 * math.ceil((len(prose.split()) / 200 + lines / 20) / 5)
 
 
 def first_sentence(source: str) -> str:

@@ -109,13 +109,6 @@ class Engine:
             self.scheduler.clear()
         return len(finished)
 
-    def check(self, request: Request, i: int) -> None:
-        """ValueError that names prompt i when it could never be scheduled."""
-        try:
-            self.scheduler.check(request)
-        except ValueError as error:
-            raise ValueError(f"prompt {i}: {error}") from error
-
     def pooling_updates(self, task: str) -> dict[str, bool]:
         """What the pooler of this task needs of PoolingParams."""
         return self.runner.model.pooler.get_pooling_updates(task)

@@ -12,7 +12,7 @@ class HostCopy:
     """
 
     def __init__(self, outputs: dict[str, Tensor], stream: "torch.cuda.Stream | None"):
-        self.shapes = {name: output.shape for name, output in outputs.items()}
+        self.forms = {name: (output.shape, output.dtype) for name, output in outputs.items()}
         self.packed = torch.cat([output.flatten() for output in outputs.values()])
         self.event = None
         if stream is None:
@@ -27,6 +27,8 @@ class HostCopy:
         """Wait for the copy; tensors of their own, out of pinned memory."""
         if self.event is not None:
             self.event.synchronize()
-        parts = self.packed.split([shape.numel() for shape in self.shapes.values()])
-        named = zip(self.shapes.items(), parts, strict=True)
-        return {name: part.view(shape).clone() for (name, shape), part in named}
+        parts = self.packed.split([shape.numel() for shape, _ in self.forms.values()])
+        named = zip(self.forms.items(), parts, strict=True)
+        return {
+            name: part.view(shape).to(dtype, copy=True) for (name, (shape, dtype)), part in named
+        }

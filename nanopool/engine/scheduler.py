@@ -33,12 +33,12 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
-    def check(self, request: Request) -> None:
-        """ValueError when this request could never be scheduled, whatever else runs."""
+    def check(self, request: Request, name: str = "a prompt") -> None:
+        """ValueError, under that name, when it could never be scheduled, whatever else runs."""
         prompt = len(request.token_ids)
         if not self.enable_chunked_prefill and prompt > self.max_num_batched_tokens:
             raise ValueError(
-                f"a prompt of {prompt} tokens exceeds max_num_batched_tokens = "
+                f"{name} of {prompt} tokens exceeds max_num_batched_tokens = "
                 f"{self.max_num_batched_tokens} and is not cut; raise max_num_batched_tokens, "
                 "or set enable_chunked_prefill=True on a causal model"
             )
@@ -47,7 +47,7 @@ class Scheduler:
         needed = self.block_manager.num_blocks_for(prompt + max(0, request.max_new_tokens - 1))
         if needed > len(self.block_manager.blocks):
             raise ValueError(
-                f"a prompt of {prompt} tokens and max_tokens = {request.max_new_tokens} need "
+                f"{name} of {prompt} tokens and max_tokens = {request.max_new_tokens} need "
                 f"{needed} blocks of {self.block_manager.block_size} tokens, but num_kv_blocks = "
                 f"{len(self.block_manager.blocks)}; raise num_kv_blocks, or shorten the request"
             )

@@ -16,9 +16,7 @@ class ModelSpec:
 
     architecture: str
     backbone: str  # "module:Class" inside nanopool.models
-    adapter: str = (
-        "CausalLM"  # class in nanopool.models.adapters: heads and pooler around the backbone
-    )
+    adapter: str = "CausalLM"  # class in nanopool.models.adapters, which holds heads and pooler
     runner: str = "generate"  # "generate" or "pooling"
     tasks: tuple[str, ...] = ("generate",)
     encoder_only: bool = False
@@ -26,9 +24,7 @@ class ModelSpec:
     tok_pooling_type: str = "ALL"
     qk_norm: bool = False
     qkv_bias: bool | None = None  # None: the config's `attention_bias` decides
-    use_activation: bool = (
-        True  # the default of this class where neither the user nor a file says otherwise
-    )
+    use_activation: bool = True  # where neither the user nor a file says otherwise
     num_labels: int | None = None  # None: the config's
     step_tag_id: int | None = None
     starts_after_padding_idx: bool = False  # positions count from pad_token_id + 1

@@ -12,7 +12,6 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from nanopool.checks import refusing
 from nanopool.config import ModelConfig
 from nanopool.layers.linear import ShardedModule, copy_exactly
 from nanopool.models import load_class
@@ -121,10 +120,8 @@ def weight_files(folder: Path) -> list[Path]:
     for name in ("model.safetensors", "pytorch_model.bin"):
         index = folder / f"{name}.index.json"
         if index.is_file():
-            with refusing(str(index)):
-                shards = dict.fromkeys(json.loads(index.read_text())["weight_map"].values())
-                outside = [shard for shard in shards if Path(shard).name != shard]
-            if outside:
+            shards = dict.fromkeys(json.loads(index.read_text())["weight_map"].values())
+            if outside := [shard for shard in shards if Path(shard).name != shard]:
                 raise ValueError(f"{index} points outside its folder: {outside[0]!r}")
             return [folder / shard for shard in shards]
         if (folder / name).is_file():

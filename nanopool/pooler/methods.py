@@ -87,14 +87,9 @@ class AllPool:
         for i, piece in enumerate(pieces):
             kept = metadata.states[i].rows
             kept.append(piece.clone())
-            outputs.append(
-                self.finish(torch.cat(kept), metadata, i) if self._done(metadata, i) else None
-            )
+            is_finished = metadata.cursor.finished[i]
+            outputs.append(self.finish(torch.cat(kept), metadata, i) if is_finished else None)
         return outputs
-
-    @staticmethod
-    def _done(metadata: PoolingMetadata, i: int) -> bool:
-        return metadata.cursor.finished[i]
 
     def finish(self, rows: Tensor, metadata: PoolingMetadata, i: int) -> Tensor:
         """What becomes of request i's rows `[n, D]` when all are there."""
