@@ -68,7 +68,7 @@ MUTANTS = (
         "pooler/heads.py",
         "rows = rows[..., : params.dimensions].float()",
         "rows = F.normalize(rows.float(), dim=-1)[..., : params.dimensions]\n        return rows",
-        ("test_14_heads.py::test_dimensions_are_cut_before_normalising",),
+        ("test_bug_cases.py::test_d8_dimensions_are_cut_and_then_normalised",),
     ),
     Mutant(
         "prompts finished too early",

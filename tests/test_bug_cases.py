@@ -19,7 +19,7 @@ from nanopool.engine.sequence import Request, Sequence
 from nanopool.layers.activation import get_activation
 from nanopool.layers.linear import ColumnParallelLinear, RowParallelLinear
 from nanopool.layers.rotary_embedding import RotaryEmbedding, apply_rotary
-from nanopool.pooler.heads import ClassifierHead, classify_activation
+from nanopool.pooler.heads import ClassifierHead, EmbeddingHead, classify_activation
 from nanopool.pooler.poolers import DispatchPooler
 
 BS = 4
@@ -196,6 +196,14 @@ def test_d1_a_text_alone_first_in_the_middle_and_last(checkpoint, name, dtype):
                 assert_close(found, expected)
             for x, y in zip(found, expected, strict=True):
                 assert torch.cosine_similarity(x, y, dim=-1).min() > 0.9995
+
+
+@pytest.mark.parametrize("dimensions", [1, 32, 64])
+def test_d8_dimensions_are_cut_and_then_normalised(dimensions):
+    rows, params = torch.randn(3, 64), PoolingParams(dimensions=dimensions, use_activation=True)
+    found = EmbeddingHead(torch.float32)(rows, params)
+    assert_close(found, references.normalize(rows[:, :dimensions]))
+    assert (found.norm(dim=-1) - 1).abs().max() < 1e-6
 
 
 def test_d11_one_label_is_a_sigmoid_and_three_a_softmax():

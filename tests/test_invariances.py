@@ -10,6 +10,8 @@ import pytest
 import references
 import torch
 from answers import ask, assert_close, start
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from references import TEXTS
 from torch.utils import deterministic
 
@@ -179,6 +181,30 @@ def test_a_starved_pool_changes_nothing(case):
     blocks = -(-case.longest // 4) + 1
     with case.start(num_kv_blocks=blocks, max_num_batched_tokens=16) as llm:
         case.check(llm)
+
+
+@rows(TABLE)
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_random_settings_change_nothing(case, data):
+    """All of them at once: blocks, pool, budget, places, ranks, caches, orders, a second call."""
+    block_size = data.draw(st.sampled_from((1, 2, 3, 4, 8, 16)), "block_size")
+    needed = -(-case.longest // block_size)
+    facts = {
+        "block_size": block_size,
+        "num_kv_blocks": needed + data.draw(st.sampled_from((0, 1, 3, 40)), "more blocks"),
+        "max_num_seqs": data.draw(st.integers(1, 8), "max_num_seqs"),
+        "tensor_parallel_size": data.draw(st.sampled_from((1, 1, 2, 4)), "ranks"),
+    }
+    if not case.llm.model_config.is_encoder_only:
+        facts["enable_prefix_caching"] = data.draw(st.booleans(), "caching")
+        if data.draw(st.booleans(), "chunked"):
+            facts["max_num_batched_tokens"] = data.draw(st.integers(1, 64), "budget")
+        else:
+            facts["enable_chunked_prefill"] = False
+    with case.start(**facts) as llm:
+        for seed in data.draw(st.tuples(st.integers(0, 9), st.integers(0, 9)), "orders"):
+            case.check(llm, seed)
 
 
 @rows(ENCODERS)

@@ -54,7 +54,11 @@ def with_captions(text: str, path: Path, root: Path) -> str:
 def documents(root: Path = cells.ROOT) -> list[Path]:
     """Everything that is checked: both README.md, the chapters, their answers."""
     front = [root / "README.md", root / "chapters/README.md"]
-    return [*filter(Path.exists, front), *chapters(root), *sorted((root / "chapters/answers").glob("*.md"))]
+    return [
+        *filter(Path.exists, front),
+        *chapters(root),
+        *sorted((root / "chapters/answers").glob("*.md")),
+    ]
 
 
 def chapters(root: Path = cells.ROOT) -> list[Path]:

@@ -88,8 +88,7 @@ class Scheduler:
     def _grow(self, seq: Sequence, n: int) -> bool:
         if self.block_manager is None:
             return True
-        end = seq.num_computed_tokens + n
-        return self.block_manager.grow(seq, end)
+        return self.block_manager.grow(seq, seq.num_computed_tokens + n)
 
     def _preempt_youngest(self) -> None:
         seq = self.running.pop()

@@ -18,11 +18,9 @@ def divide(total: int, parts: int, what: str) -> int:
 
 
 def copy_exactly(target: Tensor, loaded: Tensor) -> None:
-    """Copy without broadcasting; ValueError when the shapes differ, or `loaded` is no float."""
+    """Copy without broadcasting; ValueError when the shapes differ."""
     if target.shape != loaded.shape:
         raise ValueError(f"its shape is {list(loaded.shape)}, not {list(target.shape)}")
-    if not loaded.is_floating_point():
-        raise ValueError(f"its dtype is {loaded.dtype}: quantised checkpoints are not supported")
     target.copy_(loaded)
 
 

@@ -94,7 +94,10 @@ class Weights:
     def __getitem__(self, name: str) -> Tensor:
         self.used.add(name)
         tensors, real_name = self.places[name]
-        return tensors.get_tensor(real_name)
+        tensor = tensors.get_tensor(real_name)
+        if not tensor.is_floating_point():
+            raise ValueError(f"{real_name} is {tensor.dtype}: quantised models are not supported")
+        return tensor
 
     def unused(self, ignored: Iterable[str]) -> list[str]:
         """The files' names of tensors that nobody read, but for those with an ignored part."""
