@@ -166,21 +166,32 @@ def onnx_peer(folder: str, texts: list[str]) -> Callable[[int], object]:
     return encode
 
 
+class HiddenStates(torch.nn.Module):
+    """What ONNX exports: ids and mask in, hidden states out."""
+
+    def __init__(self, folder: str):
+        super().__init__()
+        self.model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return hidden.last_hidden_state
+
+
 def onnx_session(folder: str):
+    """The same weights in ONNX Runtime, float32, with its BERT fusions."""
     import onnxruntime
     from onnxruntime.transformers.optimizer import optimize_model
 
-    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
-    config = model.config
+    model = HiddenStates(folder).eval()
+    config = model.model.config
     names = ["input_ids", "attention_mask"]
     axes = {name: {0: "batch", 1: "tokens"} for name in (*names, "hidden")}
+    example = torch.ones(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long)
     with tempfile.TemporaryDirectory() as scratch:
         raw, fused = f"{scratch}/raw.onnx", f"{scratch}/fused.onnx"
-        example = (torch.ones(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long))
-        torch.onnx.export(
-            model, example, raw, input_names=names, output_names=["hidden"], dynamic_axes=axes,
-            dynamo=False, opset_version=17,
-        )  # fmt: skip
+        named = {"input_names": names, "output_names": ["hidden"], "dynamic_axes": axes}
+        torch.onnx.export(model, example, raw, dynamo=False, opset_version=17, **named)
         heads, hidden = config.num_attention_heads, config.hidden_size
         optimize_model(raw, "bert", num_heads=heads, hidden_size=hidden).save_model_to_file(fused)
         options = onnxruntime.SessionOptions()

@@ -33,7 +33,7 @@ MUTANTS = (
         "engine/block_manager.py",
         "return parent, seq.token_ids[",
         "return ROOT, seq.token_ids[",
-        ("test_09_scheduler.py::test_what_holds_after_every_step_of_any_trace",),
+        ("test_08_block_manager.py::test_equal_tokens_after_other_parents_are_not_equal_blocks",),
     ),
     Mutant(
         "slots one position too low",

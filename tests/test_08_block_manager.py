@@ -167,6 +167,17 @@ def test_a_block_is_known_when_it_is_full_and_not_before():
     assert len(keys) == 2 and None not in keys
 
 
+def test_equal_tokens_after_other_parents_are_not_equal_blocks():
+    """Both prompts end in the same block; its keys differ by what came before."""
+    same = prompt(BS + 1, 90)
+    state = started(Arrival(0, (*prompt(BS), *same)))
+    finish(state)
+    state.add(1, Arrival(0, (*prompt(BS, 50), *same)))
+    state.add(2, Arrival(0, same))
+    assert [n for _, n in state.step()] == [BS + 1, 2 * BS + 1]
+    assert len(state.blocks.cached) == 5
+
+
 @pytest.mark.parametrize("length", [BS - 1, BS, BS + 1])
 def test_a_decode_step_writes_the_slot_of_the_token_it_computes(length):
     """The block of a slot is there in time, and no slot is written twice."""
