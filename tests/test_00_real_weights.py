@@ -56,6 +56,16 @@ def test_minilm_with_a_cls_pooling_file(tmp_path):
     assert float(first @ second) == pytest.approx(0.89951, abs=2e-5)
 
 
+def test_minilm_saved_again_by_sentence_transformers_gives_the_same_vectors(
+    minilm, sentence_transformer, tmp_path
+):
+    sentence_transformer.save(str(tmp_path))
+    with LLM(tmp_path) as llm:
+        assert llm.model_config.max_model_len == minilm.model_config.max_model_len == 256
+        vectors = embed(llm, TWO_SENTENCES)
+    torch.testing.assert_close(vectors, embed(minilm, TWO_SENTENCES), atol=1e-6, rtol=0)
+
+
 def texts_of(count: int, tokenizer, seed: int = 0) -> list[str]:
     """Texts of up to 256 tokens, the two special ones included; most are short; in random order."""
     rng = random.Random(seed)
