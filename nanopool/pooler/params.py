@@ -75,6 +75,9 @@ RULES = {
     "late_interaction_params": LateInteractionParams,
     "extra_kwargs": (None,),
     "output_kind": ("FINAL_ONLY",),
+    "requires_token_ids": bool,
+    "skip_reading_prefix_cache": bool,
+    "prompt_prefix_len": 0,
     "pooling_type": SEQ_POOLING_TYPES + TOK_POOLING_TYPES,
     "seq_pooling_type": SEQ_POOLING_TYPES,
     "tok_pooling_type": TOK_POOLING_TYPES,
@@ -129,6 +132,7 @@ class PoolingParams(CommonParams):
 
     def __post_init__(self, normalize: Any, softmax: Any):
         super().__post_init__(normalize, softmax)
+        freeze_ids(self, "skip_token_ids")
         if self.late_chunking_params and (self.dimensions or self.late_interaction_params):
             raise ValueError(
                 f"late_chunking_params={self.late_chunking_params} cannot be combined with "
@@ -153,8 +157,8 @@ class PoolingParams(CommonParams):
             )
         check_dimensions(self.dimensions, config)
         filled = {n: getattr(pooler, n) for n in allowed - LATE_PARAMS if getattr(self, n) is None}
-        if self.skip_reading_prefix_cache is None:
-            filled["skip_reading_prefix_cache"] = not reads_prefix_cache(task, config)
+        may_read = reads_prefix_cache(task, config)
+        filled["skip_reading_prefix_cache"] = bool(self.skip_reading_prefix_cache) or not may_read
         return replace(self, task=task, **filled)
 
 
