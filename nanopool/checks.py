@@ -6,6 +6,7 @@ On the ground floor: config.py and pooler/params.py use it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -17,12 +18,12 @@ def check_value(name: str, value: Any, rule: Any) -> None:
     if isinstance(rule, tuple):
         fits, wanted = value in rule, f"one of {', '.join(map(repr, rule)) or 'none: leave it out'}"
     elif isinstance(rule, range):
-        fits = isinstance(value, int) and not isinstance(value, bool) and value in rule
+        fits = isinstance(value, Integral) and not isinstance(value, bool) and value in rule
         wanted = f"an integer from {rule.start} to {rule.stop - 1}"
     elif isinstance(rule, int | float):
-        kinds = int if isinstance(rule, int) else int | float
+        kinds = Integral if isinstance(rule, int) else Real
         fits = isinstance(value, kinds) and not isinstance(value, bool) and value >= rule
-        wanted = f"{'an integer' if kinds is int else 'a number'} of at least {rule}"
+        wanted = f"{'an integer' if kinds is Integral else 'a number'} of at least {rule}"
     else:
         fits, wanted = isinstance(value, rule), f"a {getattr(rule, '__name__', rule)}"
     if not fits:

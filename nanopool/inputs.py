@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from numbers import Integral
 from threading import Lock
 from typing import Any
 
@@ -66,7 +67,8 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.config = config
         self.lock = Lock()  # calls from several threads take turns here and in the engine
-        self.truncation_side = tokenizer.truncation_side
+        is_pooling = config.runner == "pooling"  # a text to continue keeps its end, as in vLLM
+        self.truncation_side = tokenizer.truncation_side if is_pooling else "left"
         roles = ROLES if config.multi_vector is not None else ()
         self.frames = {role: self.multi_vector_frame(role) for role in roles}
 
@@ -226,7 +228,7 @@ class InputProcessor:
             if len(ids) > limit:
                 raise ValueError(
                     f"prompt {i} has {len(ids)} tokens, the limit is {limit}: shorten it, cut it "
-                    "with truncate_prompt_tokens=-1, or embed it in pieces with "
+                    "with truncate_prompt_tokens=-1, or, for embed, take it in pieces with "
                     "PoolerConfig(enable_chunked_processing=True)"
                 )
             if bad := [token for token in (min(ids), max(ids)) if not 0 <= token <= last]:
@@ -240,7 +242,7 @@ def as_list(prompts: Any) -> list:
         return [prompts]
     check_value("prompts", prompts, Iterable)
     prompts = list(prompts)
-    is_one = prompts and all(isinstance(token, int) for token in prompts)
+    is_one = prompts and all(isinstance(token, Integral) for token in prompts)
     return [prompts] if is_one else prompts
 
 
@@ -256,9 +258,9 @@ def parse_prompt(prompt: Any, i: int) -> str | tuple[int, ...]:
         check_value(f"prompt {i}", prompt, (prompt.encode(errors="ignore").decode(),))
         return prompt
     ids = tuple(prompt) if isinstance(prompt, list | tuple) else (None,)
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+    if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
         raise ValueError(f"prompt {i} = {prompt!r}: give a text, or a list of int token ids")
-    return ids
+    return tuple(map(int, ids))
 
 
 def cut(ids: tuple[int, ...], truncation: Truncation) -> tuple[int, ...]:

@@ -71,7 +71,8 @@ class LLM:
         self, prompts: Any, sampling_params: Any = None, use_tqdm: bool = True, **tokenization: Any
     ) -> list[RequestOutput]:
         """One RequestOutput a prompt, in input order; `sampling_params`: one for all, or a list."""
-        check_value("runner", self.model_config.runner, ("generate",))
+        if (runner := self.model_config.runner) != "generate":
+            raise ValueError(f"runner={runner!r} cannot 'generate': use encode, or a generator")
         truncation = self.inputs.truncation(self.model_config.max_model_len - 1, tokenization)
         encoded = self.inputs.encode(as_list(prompts), truncation, PLAIN)
         params = spread("sampling_params", sampling_params, SamplingParams, len(encoded))

@@ -7,6 +7,8 @@ from torch import Tensor
 from nanopool.batch import pick, to_device
 from nanopool.config import SamplingParams
 
+GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32; vLLM draws the same line
+
 
 def sample(logits: Tensor, params: list[SamplingParams], seeds: list[tuple[int, ...]]) -> list[int]:
     """logits `[B, V]` -> one token a row: the best at temperature 0, else a draw.
@@ -15,7 +17,7 @@ def sample(logits: Tensor, params: list[SamplingParams], seeds: list[tuple[int, 
     a sample.
     """
     tokens = logits.argmax(-1)  # [B]
-    rows = [i for i, p in enumerate(params) if p.temperature > 0]
+    rows = [i for i, p in enumerate(params) if p.temperature >= GREEDY_BELOW]
     if rows:
         probs = filtered_probs(pick(logits, rows).float(), [params[i] for i in rows])  # [B', V]
         draws = np.array([np.random.default_rng(seeds[i]).random() for i in rows])
