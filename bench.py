@@ -1,13 +1,16 @@
-"""Speed, measured in one place: `python bench.py embed|rerank|generate|maxsim|schedule`.
+"""Speed, measured in one place: `python bench.py embed|rerank|generate|maxsim|schedule|scale|all`.
 
 Every figure is a ratio of rounds that alternate between nanopool and its peers in one process, by
 default on one torch thread; medians are printed. The rate of an empty matrix product of the model's
-main shape stands beside them, so that a slow machine is not mistaken for a slow engine.
+main shape stands beside them, so that a slow machine is not mistaken for a slow engine: the "share
+of the arithmetic" is the part of that rate which the run reached, padding not counted.
 """
 
 import argparse
+import math
 import platform
 import random
+import resource
 import statistics
 import sys
 import tempfile
@@ -20,6 +23,7 @@ import torch
 import transformers
 
 from nanopool import LLM, SamplingParams
+from nanopool.batch import Batch
 from nanopool.engine.block_manager import BlockManager
 from nanopool.engine.scheduler import Scheduler
 from nanopool.engine.sequence import Request, Sequence
@@ -30,14 +34,20 @@ WORDS = (
     "paper river city music train cloud garden winter coffee market bridge window letter number "
     "small large quick quiet bright early late open closed read write learn build measure compare"
 ).split()
-CORPORA = {"short": (4, 24), "mixed": (4, 250), "long": (180, 250)}
+CORPORA = {"short": (4, 24), "mixed": (4, 250), "skewed": (4, 250), "long": (180, 250)}
+CORPORA |= {f"around {n}": (n // 2, 3 * n // 2) for n in (8, 16, 32, 64, 120, 165)}
 CUT = {"truncate_prompt_tokens": -1}
 
 
-def corpus(n: int, low: int, high: int, seed: int = 0) -> list[str]:
-    """n texts of low to high words, lengths uniform."""
+def corpus(name: str, n: int, seed: int = 0) -> list[str]:
+    """n texts of random words. Lengths are uniform, or, in "skewed", their logarithms are."""
     rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=rng.randint(low, high))) for _ in range(n)]
+    low, high = CORPORA[name]
+    if name == "skewed":
+        lengths = [round(math.exp(rng.uniform(math.log(low), math.log(high)))) for _ in range(n)]
+    else:
+        lengths = [rng.randint(low, high) for _ in range(n)]
+    return [" ".join(rng.choices(WORDS, k=length)) for length in lengths]
 
 
 @dataclass
@@ -75,9 +85,9 @@ def product_rate(shape: tuple[int, int, int], seconds: float = 0.3) -> float:
     return 2 * m * k * n * done / (time.perf_counter() - start) / 1e9
 
 
-def report(title: str, contenders: list[Contender], rates: list[float], flops: float) -> None:
-    """A row a contender; ratios are medians of the rounds' own ratios."""
-    ours = contenders[0]
+def report(title: str, contenders: list[Contender], rates: list[float], flops: float) -> list[str]:
+    """A row a contender, and the same for README; ratios are medians of the rounds' own ratios."""
+    ours, rows = contenders[0], []
     share = flops / statistics.median(ours.seconds) / 1e9 / statistics.median(rates)
     print(f"\n{title}")
     print(f"{machine()}; product {statistics.median(rates):.0f} GFLOP/s in the median")
@@ -89,7 +99,10 @@ def report(title: str, contenders: list[Contender], rates: list[float], flops: f
         speedup = "" if contender is ours else f"{ratio:.2f}x"
         rate = contender.tokens / seconds
         print(f"{contender.name:36}{seconds:9.2f}{contender.tokens:9}{rate:10.0f}{speedup:>13}")
+        if speedup:
+            rows.append(f"| {title} | {contender.name} | {speedup} | {share:.2f} |")
     print(f"share of the arithmetic {share:.2f}; rounds {' '.join(f'{r:.0f}' for r in rates)}")
+    return rows
 
 
 def machine() -> str:
@@ -126,14 +139,42 @@ def plot(path: str, lines: dict[str, dict[float, float]], x_label: str, y_label:
     print(f"wrote {path}")
 
 
+def flops(config: transformers.PretrainedConfig, computed: list[tuple[int, int]]) -> float:
+    """Multiplications and additions of a model's products, for (query_len, key_len) of each run."""
+    D, F, H = config.hidden_size, config.intermediate_size, config.num_attention_heads
+    K, d = getattr(config, "num_key_value_heads", H), getattr(config, "head_dim", None) or D // H
+    is_decoder = hasattr(config, "num_key_value_heads")  # a gated MLP, and causal attention
+    per_token = 2 * (2 * H * d * D + 2 * K * d * D + (3 if is_decoder else 2) * D * F)
+    seen = sum(q * k - (q * (q - 1) / 2 if is_decoder else 0) for q, k in computed)
+    tokens = sum(q for q, _ in computed)
+    return config.num_hidden_layers * (tokens * per_token + 4 * H * d * seen)
+
+
+class Watch:
+    """Stands before a runner's forward: what it computes, and the seconds inside the model."""
+
+    def __init__(self, llm: LLM):
+        runner = llm.llm_engine.runner
+        self.forward, runner.forward = runner.forward, self
+        self.clear()
+
+    def clear(self) -> None:
+        self.seconds = 0.0
+        self.computed: list[tuple[int, int]] = []
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        start = time.perf_counter()
+        hidden = self.forward(batch)
+        self.seconds += time.perf_counter() - start
+        self.computed += zip(batch.query_lens, batch.key_lens, strict=True)
+        return hidden
+
+    @property
+    def tokens(self) -> int:
+        return sum(q for q, _ in self.computed)
+
+
 # --- embed
-
-
-def encoder_flops(config, lengths: list[int]) -> float:
-    """Multiplications and additions of a BERT's products and attention."""
-    D, F, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    per_token = 2 * (4 * D * D + 2 * D * F)
-    return layers * sum(n * per_token + 4 * n * n * D for n in lengths)
 
 
 def sentence_transformers_peer(folder: str, texts: list[str]) -> Callable[[int], object]:
@@ -220,14 +261,14 @@ def batches(name: str, encode: Callable[[int], object], tokens: int, sizes: list
         yield Contender(f"{name}, batch {size}", work)
 
 
-def bench_embed(args: argparse.Namespace) -> None:
+def bench_embed(args: argparse.Namespace) -> list[str]:
     """MiniLM in float32: nanopool packs by tokens, the peers pad batches of a size."""
-    folder = minilm()
+    folder, rows = minilm(), []
     llm = LLM(folder)
     config = llm.model_config.hf_config
     lines: dict[str, dict[float, float]] = {}
     for name in args.corpus:
-        texts = corpus(args.texts, *CORPORA[name])
+        texts = corpus(name, args.texts)
         lengths = [len(o.prompt_token_ids) for o in llm.embed(texts, use_tqdm=False, **CUT)]
 
         def work(_: int, texts=texts) -> int:
@@ -237,23 +278,22 @@ def bench_embed(args: argparse.Namespace) -> None:
         for peer in args.peer:
             encode = EMBED_PEERS[peer](folder, texts)
             contenders += batches(peer, encode, sum(lengths), args.batch_sizes)
-        rates = compare(
-            contenders, args.rounds, (2048, config.hidden_size, config.intermediate_size)
-        )
-        spread = f"{min(lengths)} to {max(lengths)} tokens"
-        title = f"embed: {len(texts)} {name} texts of {spread}, MiniLM float32"
-        report(title, contenders, rates, encoder_flops(config, lengths))
+        shape = 2048, config.hidden_size, config.intermediate_size
+        rates = compare(contenders, args.rounds, shape)
+        title = f"embed: {len(texts)} {name} texts of {min(lengths)} to {max(lengths)} tokens"
+        rows += report(title, contenders, rates, flops(config, [(n, n) for n in lengths]))
         for contender in contenders:
             speed = contender.tokens / statistics.median(contender.seconds)
             lines.setdefault(contender.name, {})[sum(lengths) / len(lengths)] = speed
     if args.plot:
         plot(args.plot, lines, "tokens in a text (mean of the corpus)", "tokens per second")
+    return rows
 
 
 # --- rerank
 
 
-def bench_rerank(args: argparse.Namespace) -> None:
+def bench_rerank(args: argparse.Namespace) -> list[str]:
     """One query and 64 documents through a random Qwen3 of the 0.6B's width, 4 layers."""
     config = transformers.Qwen3Config(
         vocab_size=8192, hidden_size=1024, intermediate_size=3072, num_hidden_layers=4,
@@ -272,19 +312,12 @@ def bench_rerank(args: argparse.Namespace) -> None:
         query = rng.choices(range(1, 8000), k=80)
         return [query + rng.choices(range(1, 8000), k=n) for n in documents]
 
-    computed: list[int] = []
-    execute = llm.llm_engine.runner.execute
-
-    def counted(scheduled):
-        computed.append(sum(n for _, n in scheduled))
-        return execute(scheduled)
-
-    llm.llm_engine.runner.execute = counted
+    watch = Watch(llm)
 
     def ours(number: int) -> int:
-        computed.clear()
+        watch.clear()
         llm.classify(prompts(number), use_tqdm=False)
-        return sum(computed)
+        return watch.tokens
 
     def padded(number: int) -> int:
         rows = sorted(prompts(number), key=len)
@@ -299,25 +332,28 @@ def bench_rerank(args: argparse.Namespace) -> None:
 
     contenders = [Contender("nanopool", ours), Contender("transformers, batch 16", padded)]
     rates = compare(contenders, args.rounds, (2048, 1024, 3072))
-    report("rerank: 1 query of 80 tokens, 64 documents", contenders, rates, 0.0)
+    title = "rerank: 1 query of 80 tokens, 64 documents; Qwen3 of width 1024, 4 layers"
+    return report(title, contenders, rates, flops(config, watch.computed))
 
 
 # --- generate
 
 
-def bench_generate(args: argparse.Namespace) -> None:
+def bench_generate(args: argparse.Namespace) -> list[str]:
     """SmolLM2: 32 prompts of 8 to 256 tokens, 8 to 128 new tokens each."""
     from example import smollm2
 
     folder = str(smollm2())
     llm = LLM(folder, enable_prefix_caching=False)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    watch = Watch(llm)
     rng = random.Random(0)
     prompts = [rng.choices(range(100, 40000), k=rng.randint(8, 256)) for _ in range(32)]
     wanted = [rng.randint(8, 128) for _ in prompts]
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in wanted]
 
     def ours(_: int) -> int:
+        watch.clear()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         return sum(len(o.outputs[0].token_ids) for o in outputs)
 
@@ -335,13 +371,54 @@ def bench_generate(args: argparse.Namespace) -> None:
 
     contenders = [Contender("nanopool", ours), Contender("transformers, one padded batch", padded)]
     rates = compare(contenders, args.rounds, (256, 576, 1536))
-    report("generate: SmolLM2-135M float32, 32 prompts (useful tokens)", contenders, rates, 0.0)
+    config = model.config
+    products = flops(config, watch.computed) + 2.0 * config.vocab_size * config.hidden_size * sum(
+        wanted
+    )
+    title = "generate: SmolLM2-135M, 32 prompts of 8 to 256 tokens, 8 to 128 new ones each"
+    rows = report(title, contenders, rates, products)
+    print_overhead(llm, watch)
+    return rows
+
+
+def print_overhead(llm: LLM, watch: Watch) -> None:
+    """What the engine does beside the model: schedule, build the batch, sample, move on."""
+    prompts = [random.Random(i).choices(range(100, 40000), k=64) for i in range(256)]
+    engine, model = llm.llm_engine, llm.llm_engine.runner.model
+    step, compute_logits = engine.step, model.compute_logits
+    seconds = {"step": 0.0, "logits": 0.0}
+
+    def timed(name: str, call: Callable, *args):
+        start = time.perf_counter()
+        result = call(*args)
+        seconds[name] += time.perf_counter() - start
+        return result
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        return timed("logits", compute_logits, hidden)
+
+    def decode(result) -> int:
+        if len(engine.scheduler.running) < len(prompts) or engine.scheduler.waiting:
+            return step(result)  # prompts are still being read
+        model.compute_logits = logits
+        before = watch.seconds
+        finished = timed("step", step, result)
+        seconds["model"] = seconds.get("model", 0.0) + watch.seconds - before
+        return finished
+
+    for name, facts in (("greedy", {"temperature": 0}), ("sampled", {}), ("top_p", {"top_p": 0.9})):
+        seconds.update(step=0.0, logits=0.0, model=0.0)
+        engine.step = decode
+        llm.generate(prompts, SamplingParams(max_tokens=12, ignore_eos=True, **facts), False)
+        outside = 1 - (seconds["model"] + seconds["logits"]) / seconds["step"]
+        print(f"256 running sequences, {name}: {outside:.1%} of a step is outside the model")
+    engine.step, model.compute_logits = step, compute_logits
 
 
 # --- maxsim
 
 
-def bench_maxsim(args: argparse.Namespace) -> None:
+def bench_maxsim(args: argparse.Namespace) -> list[str]:
     """One query of 32 rows against ragged documents, width 128."""
     rng = random.Random(0)
     query = torch.randn(32, 128)
@@ -367,13 +444,14 @@ def bench_maxsim(args: argparse.Namespace) -> None:
         Contender("padded batches of 64", padded),
     ]
     rates = compare(contenders, args.rounds, (2048, 128, 32))
-    report("maxsim: 1 query, 1,000 documents", contenders, rates, 2.0 * rows * 128 * 32)
+    title = "maxsim: 1 query of 32 rows, 1,000 documents of 16 to 300, width 128"
+    return report(title, contenders, rates, 2.0 * rows * 128 * 32)
 
 
 # --- schedule
 
 
-def bench_schedule(args: argparse.Namespace) -> None:
+def bench_schedule(args: argparse.Namespace) -> list[str]:
     """Scheduler and block manager alone: the cost of a step against the length of the queue."""
     lines: dict[str, dict[float, float]] = {"microseconds a scheduled sequence": {}}
     for n in (1_000, 10_000, 100_000):
@@ -397,6 +475,60 @@ def bench_schedule(args: argparse.Namespace) -> None:
         print(f"schedule: {n:7} requests, {steps:6} steps, {each:6.1f} us a scheduled sequence")
     if args.plot:
         plot(args.plot, lines, "requests in the queue", "microseconds")
+    return []
+
+
+# --- scale
+
+
+def bench_scale(args: argparse.Namespace) -> list[str]:
+    """20,000 short texts in one call: the rate of the first 1,000, and memory beside outputs."""
+    llm = LLM(minilm())
+    texts = corpus("short", 20_000)
+    llm.embed(texts[:200], use_tqdm=False)
+    for n in (1_000, len(texts), len(texts)):
+        before, start = resident_bytes(), time.perf_counter()
+        outputs = llm.embed(texts[:n], use_tqdm=False)
+        seconds = time.perf_counter() - start
+        held = sum(o.outputs.data.nbytes for o in outputs)
+        grown = resident_bytes() - before
+        print(
+            f"scale: {n:6} texts, {n / seconds:5.0f} texts/s, +{grown / 2**20:5.1f} MiB "
+            f"({held / 2**20:.1f} MiB of vectors), peak {peak_bytes() / 2**20:.0f} MiB"
+        )
+    return []
+
+
+def resident_bytes() -> int:
+    """Memory of this process now (Linux)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+# --- all
+
+
+def bench_all(args: argparse.Namespace) -> list[str]:
+    """Everything that README's table shows, and the figures of the chapters."""
+    figures = Path(__file__).parent / "chapters" / "figures"
+    everything = argparse.Namespace(
+        **vars(args)
+        | {"peer": list(EMBED_PEERS), "corpus": ["short", "mixed", "skewed", "long"], "plot": None}
+        | {"batch_sizes": [1, 4, 8, 16, 32, 64, 128]}
+    )
+    rows = [*bench_embed(everything)]
+    around = [name for name in CORPORA if name.startswith("around")]
+    lengths = {"corpus": around, "batch_sizes": [], "plot": str(figures / "bench-lengths.svg")}
+    bench_embed(argparse.Namespace(**vars(everything) | lengths))
+    for bench in (bench_rerank, bench_generate, bench_maxsim, bench_scale):
+        rows += bench(everything)
+    schedule = {"plot": str(figures / "bench-schedule.svg")}
+    bench_schedule(argparse.Namespace(**vars(everything) | schedule))
+    return rows
 
 
 BENCHES = {
@@ -405,6 +537,8 @@ BENCHES = {
     "generate": bench_generate,
     "maxsim": bench_maxsim,
     "schedule": bench_schedule,
+    "scale": bench_scale,
+    "all": bench_all,
 }
 
 
@@ -422,7 +556,11 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    BENCHES[args.what](args)
+    if rows := BENCHES[args.what](args):
+        print(
+            "\n| what | beside | nanopool is | share of the arithmetic |\n| --- | --- | --- | --- |"
+        )
+        print("\n".join(rows))
 
 
 if __name__ == "__main__":

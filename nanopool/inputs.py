@@ -1,7 +1,7 @@
 """From what the caller writes to token ids: prompts, pairs, templates, limits. Chapters 00, 17."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from numbers import Integral
 from threading import Lock
@@ -12,6 +12,7 @@ from nanopool.config import ModelConfig
 from nanopool.multi_vector import ROLES
 
 Chat = list[tuple[str, str]]  # messages: (role, text)
+TEXTS_AT_ONCE = 1024  # a tokenizer's records of a text are far larger than its ids
 TRUNCATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
 
 
@@ -27,14 +28,10 @@ class Truncation:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt as token ids, with the facts that its Request carries. Chapter 00.
-
-    `encoding` is the tokenizer's own record of a text: it knows the characters of each token.
-    """
+    """One prompt as token ids, with the facts that its Request carries. Chapter 00."""
 
     token_ids: tuple[int, ...]
     text: str | None = None
-    encoding: Any = field(default=None, compare=False)
     num_first_segment: int | None = None
     num_keys: int | None = None
 
@@ -69,8 +66,7 @@ class InputProcessor:
         self.lock = Lock()  # calls from several threads take turns here and in the engine
         is_pooling = config.runner == "pooling"  # a text to continue keeps its end, as in vLLM
         self.truncation_side = tokenizer.truncation_side if is_pooling else "left"
-        roles = ROLES if config.multi_vector is not None else ()
-        self.frames = {role: self.multi_vector_frame(role) for role in roles}
+        self.frames = {role: self.multi_vector_frame(role) for role in ROLES if config.multi_vector}
 
     def truncation(self, limit: int, given: dict[str, Any]) -> Truncation:
         """From a call's tokenization arguments, given one by one or as `tokenization_kwargs`.
@@ -141,32 +137,35 @@ class InputProcessor:
         texts = [prompt for prompt in parsed if isinstance(prompt, str)]
         written = iter(self.write(truncation, frame, texts) if texts else ())
         encoded = [
-            next(written) if isinstance(prompt, str) else Prompt(cut(prompt, truncation))
-            for prompt in parsed
+            next(written) if isinstance(p, str) else Prompt(cut(p, truncation)) for p in parsed
         ]
         return self.check(encoded, truncation.limit)
 
     def write(self, truncation: Truncation, frame: Frame, *texts: list[str]) -> list[Prompt]:
-        """Texts, or pairs as two lists -> Prompts, special tokens and the frame included.
+        """Texts, or pairs as two lists -> Prompts, special tokens and the frame included."""
+        starts = [self.tokenizer.cls_token_id], [self.tokenizer.bos_token_id]
+        prompts = []
+        for i in range(0, len(texts[0]), TEXTS_AT_ONCE):
+            part = [side[i : i + TEXTS_AT_ONCE] for side in texts]
+            encoding = self.tokenize(truncation, frame, *part)
+            types = encoding.get("token_type_ids") or [()] * len(part[0])
+            for ids, text, segments in zip(encoding["input_ids"], part[0], types, strict=True):
+                start = int(ids[:1] in starts)
+                ids = (*ids[:start], *frame.marker, *ids[start:])
+                filling = frame.filling[len(ids) :]
+                num_keys = len(ids) if filling and not frame.is_filling_attended else None
+                prompts.append(Prompt((*ids, *filling), text, first_segment(segments), num_keys))
+        return prompts
+
+    def tokenize(self, truncation: Truncation, frame: Frame, *texts: list[str]) -> Any:
+        """Texts, or pairs as two lists -> the tokenizer's BatchEncoding, its marker left out.
 
         Cut as truncation and frame say; the longer text of a pair is cut first.
         """
         room = min(truncation.limit, frame.limit or truncation.limit) - len(frame.marker)
         is_cut = truncation.cut or frame.limit is not None
         framed = [frame.prefix + text for text in texts[0]], *texts[1:]
-        encoding = self.call_tokenizer(replace(truncation, limit=room, cut=is_cut), *framed)
-        records = encoding.encodings or [None] * len(texts[0])  # None: a tokenizer in plain Python
-        types = encoding.get("token_type_ids") or [()] * len(texts[0])
-        starts = [self.tokenizer.cls_token_id], [self.tokenizer.bos_token_id]
-        prompts = []
-        rows = zip(encoding["input_ids"], texts[0], records, map(first_segment, types), strict=True)
-        for ids, *facts in rows:
-            start = int(ids[:1] in starts)
-            ids = [*ids[:start], *frame.marker, *ids[start:]]
-            filling = frame.filling[len(ids) :]
-            num_keys = len(ids) if filling and not frame.is_filling_attended else None
-            prompts.append(Prompt((*ids, *filling), *facts, num_keys))
-        return prompts
+        return self.call_tokenizer(replace(truncation, limit=room, cut=is_cut), *framed)
 
     def encode_chats(
         self, chats: list[Chat], template: str, truncation: Truncation

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,12 +106,13 @@ class LLM:
         params = spread("pooling_params", pooling_params, PoolingParams, len(prompts))
         limit = self.length_limit({p.task or task for p in params})
         frame = self.inputs.frame(prompt_name)
-        encoded = self.inputs.encode(prompts, self.inputs.truncation(limit, tokenization), frame)
+        truncation = self.inputs.truncation(limit, tokenization)
+        encoded = self.inputs.encode(prompts, truncation, frame)
         pairs = [*zip(encoded, params, strict=True)]
         requests = [self.pooling_request(prompt, p, p.task or task, frame) for prompt, p in pairs]
         outputs = self.pool([requests], task if use_tqdm else None)
-        rows = zip(outputs, pairs, strict=True)
-        return [long_text.add_chunks(output, prompt, frame, p) for output, (prompt, p) in rows]
+        char_spans = partial(long_text.char_spans, self.inputs, truncation, frame)
+        return long_text.add_chunks(outputs, pairs, char_spans)
 
     def embed(self, prompts: Any, *, pooling_params: Any = None, **kwargs: Any) -> Outputs:
         """`.outputs.embedding`: one vector a prompt."""

@@ -3,6 +3,7 @@
 Chunked prefill, the third thing called chunking, is the scheduler's.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -10,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanopool.engine.sequence import Request
-from nanopool.inputs import Frame, Prompt
+from nanopool.inputs import Frame, InputProcessor, Prompt, Truncation
 from nanopool.outputs import Chunk, LateChunking, PoolingRequestOutput
-from nanopool.pooler.params import PoolingParams
+from nanopool.pooler.params import LateChunkingParams, PoolingParams
+
+Span = tuple[int, int]
 
 
 def split(request: Request, length: int) -> list[Request]:
@@ -43,21 +46,38 @@ def join(results: list[Tensor | None], pieces: list[Request]) -> Tensor | None:
 
 
 def add_chunks(
-    output: PoolingRequestOutput | None, prompt: Prompt, frame: Frame, params: PoolingParams
-) -> PoolingRequestOutput | None:
-    """The output, and what the rows of late chunking stand for where the request asked for it.
+    outputs: list[PoolingRequestOutput | None],
+    pairs: list[tuple[Prompt, PoolingParams]],
+    spans_of: Callable[[Prompt], list[Span]],
+) -> list[PoolingRequestOutput | None]:
+    """The outputs; those of late chunking with what each of their rows stands for."""
+    return [
+        replace(output, late_chunking=late_chunks(len(prompt.token_ids), spans_of(prompt), late))
+        if output and (late := params.late_chunking_params)
+        else output
+        for output, (prompt, params) in zip(outputs, pairs, strict=True)
+    ]
 
-    Characters count in the text as it was given, without the frame.
-    """
-    if output is None or params.late_chunking_params is None:
-        return output
-    n, size = len(prompt.token_ids), params.late_chunking_params.chunk_size
-    spans = [] if prompt.encoding is None else [*prompt.encoding.offsets]
-    spans[1:1] = [(0, 0)] * len(frame.marker)
-    spans = [(max(0, a - len(frame.prefix)), b - len(frame.prefix)) for a, b in spans]
+
+def late_chunks(n: int, spans: list[Span], params: LateChunkingParams) -> LateChunking:
+    """Chunks of n tokens whose characters are `spans` (none are known: an empty list)."""
     chunks = []
-    for first in range(0, n, size):
-        inside = [(a, b) for a, b in spans[first : first + size] if a < b]
+    for first in range(0, n, params.chunk_size):
+        end = min(first + params.chunk_size, n)
+        inside = [(a, b) for a, b in spans[first:end] if a < b]
         chars = (min(a for a, _ in inside), max(b for _, b in inside)) if inside else None
-        chunks.append(Chunk((first, min(first + size, n)), chars))
-    return replace(output, late_chunking=LateChunking(tuple(chunks), n))
+        chunks.append(Chunk((first, end), chars))
+    return LateChunking(tuple(chunks), n)
+
+
+def char_spans(
+    inputs: InputProcessor, truncation: Truncation, frame: Frame, prompt: Prompt
+) -> list[Span]:
+    """The characters (first, end) of its text that each token stands for, the frame not counted.
+
+    None are known for token ids, and for a tokenizer in plain Python.
+    """
+    records = prompt.text and inputs.tokenize(truncation, frame, [prompt.text]).encodings
+    spans = [*records[0].offsets] if records else []
+    spans[1:1] = [(0, 0)] * len(frame.marker)
+    return [(max(0, a - len(frame.prefix)), b - len(frame.prefix)) for a, b in spans]

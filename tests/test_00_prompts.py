@@ -6,7 +6,7 @@ from answers import assert_close, start
 from references import TEXTS
 from sentence_transformers import SentenceTransformer
 
-from nanopool import LLM, PoolingParams
+from nanopool import LLM, PoolingParams, inputs
 
 LIMIT = 64
 LONG = "paris " * 100
@@ -45,6 +45,13 @@ def test_results_come_in_input_order_with_ids_of_their_own(llm):
     assert [len(output.prompt_token_ids) for output in outputs] == [12, 3, 17]
     assert len({output.request_id for output in outputs}) == 3
     assert all(output.finished for output in outputs)
+
+
+def test_long_lists_are_tokenized_in_parts(llm, monkeypatch):
+    texts = ["no", LONG[:60], "paris no", "yes", LONG[:90]]
+    whole = ids_of(llm, texts)
+    monkeypatch.setattr(inputs, "TEXTS_AT_ONCE", 2)
+    assert ids_of(llm, texts) == whole
 
 
 @pytest.mark.parametrize(

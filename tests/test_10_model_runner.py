@@ -263,7 +263,7 @@ def test_outputs_arrive_with_their_shapes_and_own_their_storage(device):
     expected = {name: output.cpu().clone() for name, output in outputs.items()}
     copy = HostCopy(outputs, stream)
     rows.fill_(float("nan"))
-    arrived = copy.read()
+    arrived = copy.split()
     assert list(arrived) == ["a", "b", "c"]
     for name, tensor in arrived.items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
@@ -362,7 +362,7 @@ def test_a_pooling_step_never_waits_for_the_device(checkpoint, device, kind):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         engine.reset()
-        assert output.error is None and len(output.pooled.read()) == len(PROMPTS)
+        assert output.error is None and len(output.pooled.split()) == len(PROMPTS)
 
 
 @on_gpu

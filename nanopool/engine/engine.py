@@ -32,17 +32,28 @@ def start_ranks(config: EngineConfig) -> Ranks:
 
 @dataclass
 class CallResult:
-    """What one call gave: results by request id, and an error that only rank 0 had. Chapter 10."""
+    """What one call gave: results by request id, and an error that only rank 0 had. Chapter 10.
 
-    outputs: dict[str, list[int] | Tensor | None] = field(default_factory=dict)
+    Pooled outputs stay packed, step by step, until the call ends: small tensors made between the
+    large ones of a step would keep the allocator from using that memory again.
+    """
+
+    outputs: dict[str, list[int] | Tensor] = field(default_factory=dict)
     error: Exception | None = None
-    pending: HostCopy | None = None
+    copies: list[HostCopy] = field(default_factory=list)
 
     def collect(self, pooled: HostCopy | None) -> None:
-        """Take in what the step before pooled: it came to the host beside this step's work."""
-        if self.pending is not None:
-            self.outputs |= self.pending.read()
-        self.pending = pooled
+        """Take in what a step pooled; the one before came over beside its work."""
+        if self.copies:
+            self.copies[-1].wait()
+        if pooled is not None:
+            self.copies.append(pooled)
+
+    def split(self) -> None:
+        """The end of the call: every pooled output by its request id."""
+        self.collect(None)
+        while self.copies:
+            self.outputs |= self.copies.pop().split()
 
 
 class Engine:
@@ -93,7 +104,7 @@ class Engine:
                     self.scheduler.add(Sequence(request, queries))
                 while self.scheduler.has_work:
                     bar.update(self.step(result))
-        result.collect(None)
+        result.split()
         return result
 
     def step(self, result: CallResult) -> int:

@@ -23,10 +23,15 @@ class HostCopy:
             self.packed = self.packed.to("cpu", non_blocking=True)
             self.event = stream.record_event()
 
-    def read(self) -> dict[str, Tensor]:
-        """Wait for the copy; tensors of their own, out of pinned memory."""
+    def wait(self) -> None:
+        """Until the copy is here; then out of pinned memory, which the next step's copy takes."""
         if self.event is not None:
             self.event.synchronize()
+            self.packed, self.event = self.packed.clone(), None
+
+    def split(self) -> dict[str, Tensor]:
+        """The outputs, each a tensor of its own."""
+        self.wait()
         parts = self.packed.split([shape.numel() for shape, _ in self.forms.values()])
         named = zip(self.forms.items(), parts, strict=True)
         return {
