@@ -12,6 +12,7 @@ import platform
 import random
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -127,15 +128,21 @@ def plot(path: str, lines: dict[str, dict[float, float]], x_label: str, y_label:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "nanopool", "svg.fonttype": "none"}  # same bytes; text
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for name, points in lines.items():
         axes.plot(list(points), list(points.values()), marker="o", label=name)
+    axes.set_xscale("log")
+    axes.set_xticks(ticks := sorted({x for points in lines.values() for x in points}))
+    axes.set_xticks([], minor=True)
+    axes.set_xticklabels([f"{x:,.0f}" for x in ticks])
     axes.set(xlabel=x_label, ylabel=y_label, ylim=(0, None))
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="lower right")
     figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)
     print(f"wrote {path}")
 
 
@@ -151,23 +158,29 @@ def flops(config: transformers.PretrainedConfig, computed: list[tuple[int, int]]
 
 
 class Watch:
-    """Stands before a runner's forward: what it computes, and the seconds inside the model."""
+    """Stands before a runner's model: what it computes, and the seconds that it takes for it."""
 
     def __init__(self, llm: LLM):
         runner = llm.llm_engine.runner
-        self.forward, runner.forward = runner.forward, self
+        runner.forward = self.watched(runner.forward)
+        if llm.model_config.runner == "generate":
+            runner.model.compute_logits = self.watched(runner.model.compute_logits)
         self.clear()
 
     def clear(self) -> None:
         self.seconds = 0.0
         self.computed: list[tuple[int, int]] = []
 
-    def __call__(self, batch: Batch) -> torch.Tensor:
-        start = time.perf_counter()
-        hidden = self.forward(batch)
-        self.seconds += time.perf_counter() - start
-        self.computed += zip(batch.query_lens, batch.key_lens, strict=True)
-        return hidden
+    def watched(self, call: Callable) -> Callable:
+        def timed(batch: Batch | torch.Tensor) -> torch.Tensor:
+            start = time.perf_counter()
+            output = call(batch)
+            self.seconds += time.perf_counter() - start
+            if isinstance(batch, Batch):
+                self.computed += zip(batch.query_lens, batch.key_lens, strict=True)
+            return output
+
+        return timed
 
     @property
     def tokens(self) -> int:
@@ -360,11 +373,9 @@ def bench_generate(args: argparse.Namespace) -> list[str]:
     def padded(_: int) -> int:
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-        mask = (
-            torch.arange(width) >= torch.tensor([width - len(p) for p in prompts])[:, None]
-        ).long()
+        mask = torch.arange(width) >= torch.tensor([width - len(p) for p in prompts])[:, None]
         model.generate(
-            ids, attention_mask=mask, do_sample=False, max_new_tokens=max(wanted),
+            ids, attention_mask=mask.long(), do_sample=False, max_new_tokens=max(wanted),
             min_new_tokens=max(wanted), pad_token_id=0,
         )  # fmt: skip
         return sum(wanted)
@@ -372,9 +383,8 @@ def bench_generate(args: argparse.Namespace) -> list[str]:
     contenders = [Contender("nanopool", ours), Contender("transformers, one padded batch", padded)]
     rates = compare(contenders, args.rounds, (256, 576, 1536))
     config = model.config
-    products = flops(config, watch.computed) + 2.0 * config.vocab_size * config.hidden_size * sum(
-        wanted
-    )
+    head = 2.0 * config.vocab_size * config.hidden_size
+    products = flops(config, watch.computed) + head * sum(wanted)
     title = "generate: SmolLM2-135M, 32 prompts of 8 to 256 tokens, 8 to 128 new ones each"
     rows = report(title, contenders, rates, products)
     print_overhead(llm, watch)
@@ -384,35 +394,25 @@ def bench_generate(args: argparse.Namespace) -> list[str]:
 def print_overhead(llm: LLM, watch: Watch) -> None:
     """What the engine does beside the model: schedule, build the batch, sample, move on."""
     prompts = [random.Random(i).choices(range(100, 40000), k=64) for i in range(256)]
-    engine, model = llm.llm_engine, llm.llm_engine.runner.model
-    step, compute_logits = engine.step, model.compute_logits
-    seconds = {"step": 0.0, "logits": 0.0}
+    engine, step = llm.llm_engine, llm.llm_engine.step
+    seconds = {"step": 0.0, "model": 0.0}
 
-    def timed(name: str, call: Callable, *args):
-        start = time.perf_counter()
-        result = call(*args)
-        seconds[name] += time.perf_counter() - start
-        return result
-
-    def logits(hidden: torch.Tensor) -> torch.Tensor:
-        return timed("logits", compute_logits, hidden)
-
-    def decode(result) -> int:
-        if len(engine.scheduler.running) < len(prompts) or engine.scheduler.waiting:
-            return step(result)  # prompts are still being read
-        model.compute_logits = logits
-        before = watch.seconds
-        finished = timed("step", step, result)
-        seconds["model"] = seconds.get("model", 0.0) + watch.seconds - before
+    def timed(result) -> int:
+        is_decoding = len(engine.scheduler.running) == len(prompts)
+        start, before = time.perf_counter(), watch.seconds
+        finished = step(result)
+        if is_decoding:
+            seconds["step"] += time.perf_counter() - start
+            seconds["model"] += watch.seconds - before
         return finished
 
+    engine.step = timed
     for name, facts in (("greedy", {"temperature": 0}), ("sampled", {}), ("top_p", {"top_p": 0.9})):
-        seconds.update(step=0.0, logits=0.0, model=0.0)
-        engine.step = decode
+        seconds.update(step=0.0, model=0.0)
         llm.generate(prompts, SamplingParams(max_tokens=12, ignore_eos=True, **facts), False)
-        outside = 1 - (seconds["model"] + seconds["logits"]) / seconds["step"]
+        outside = 1 - seconds["model"] / seconds["step"]
         print(f"256 running sequences, {name}: {outside:.1%} of a step is outside the model")
-    engine.step, model.compute_logits = step, compute_logits
+    engine.step = step
 
 
 # --- maxsim
@@ -513,22 +513,28 @@ def peak_bytes() -> int:
 
 
 def bench_all(args: argparse.Namespace) -> list[str]:
-    """Everything that README's table shows, and the figures of the chapters."""
+    """Everything that README shows, each in a process of its own: its rows, and two plots."""
     figures = Path(__file__).parent / "chapters" / "figures"
-    everything = argparse.Namespace(
-        **vars(args)
-        | {"peer": list(EMBED_PEERS), "corpus": ["short", "mixed", "skewed", "long"], "plot": None}
-        | {"batch_sizes": [1, 4, 8, 16, 32, 64, 128]}
-    )
-    rows = [*bench_embed(everything)]
-    around = [name for name in CORPORA if name.startswith("around")]
-    lengths = {"corpus": around, "batch_sizes": [], "plot": str(figures / "bench-lengths.svg")}
-    bench_embed(argparse.Namespace(**vars(everything) | lengths))
-    for bench in (bench_rerank, bench_generate, bench_maxsim, bench_scale):
-        rows += bench(everything)
-    schedule = {"plot": str(figures / "bench-schedule.svg")}
-    bench_schedule(argparse.Namespace(**vars(everything) | schedule))
-    return rows
+    corpora = [name for name in CORPORA if " " in name]
+    sizes = ["--batch-sizes", *map(str, (1, 4, 8, 16, 32, 64, 128))]
+    lengths = ["--corpus", *corpora, "--plot", figures / "bench-lengths.svg"]
+    commands = [
+        ["embed", "--peer", *EMBED_PEERS, "--corpus", "short", "mixed", "skewed", "long", *sizes],
+        ["rerank"],
+        ["generate"],
+        ["maxsim"],
+        ["scale"],
+        ["schedule", "--plot", figures / "bench-schedule.svg"],
+        ["embed", "--peer", *EMBED_PEERS, *lengths],
+    ]
+    rows = []
+    for command in commands:
+        options = ["--rounds", str(args.rounds), "--threads", str(args.threads)]
+        process = [sys.executable, __file__, *command, *options]
+        printed = subprocess.run(process, check=True, stdout=subprocess.PIPE, text=True).stdout
+        print(printed)
+        rows += [line for line in printed.splitlines() if line.startswith("| ")][2:]
+    return rows[: -len(corpora) * len(EMBED_PEERS)]  # the plot shows the rest
 
 
 BENCHES = {

@@ -30,7 +30,8 @@ ROOT = cells.ROOT
 DOCUMENTS = generated.documents()
 CHAPTERS = generated.chapters()
 DEMOS = sorted((ROOT / "chapters/demos").glob("*.py"))
-FIGURES = sorted((ROOT / "chapters/figures").glob("*.svg"))
+FIGURES = sorted((ROOT / "chapters/figures").glob("[0-9]*.svg"))
+PLOTS = sorted((ROOT / "chapters/figures").glob("bench-*.svg"))  # what bench.py measured
 FIRST = ROOT / "chapters/01-vocab-parallel-embedding.md"
 
 each_document = pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: path.stem)
@@ -112,6 +113,12 @@ def test_figure_is_drawn_and_shown_by_its_chapter(figure):
     text = "".join(page.read_text() for page in pages)
     assert f'"{figure.stem}"' in text, "no cell draws it"
     assert f"](figures/{figure.name})" in text, "no page shows it"
+
+
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.stem)
+def test_plot_is_shown_by_a_page(plot):
+    pages = [ROOT / "README.md", *CHAPTERS]
+    assert any(f"figures/{plot.name})" in page.read_text() for page in pages)
 
 
 @each_figure
