@@ -73,8 +73,7 @@ class BertAttention(nn.Module):
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()
         hf = config.hf_config
-        H, D = hf.num_attention_heads, hf.hidden_size
-        self.head_dim = D // H
+        H, D, self.head_dim = hf.num_attention_heads, hf.hidden_size, config.head_dim
         self.qkv = QKVParallelLinear(D, (H, H, self.head_dim), True, tp, QKV_NAMES)
         self.attn = Attention(self.head_dim, causal=False)
         self.output = BertSelfOutput(D, config, tp, "hidden_size")
@@ -114,14 +113,17 @@ class BertLayer(nn.Module):
 
 
 class BertModel(nn.Module):
-    """Embeddings and layers: `model(batch, []) -> hidden [T, D]`. Chapter 05."""
+    """Embeddings and layers: `model(batch, []) -> hidden [T, D]`. Chapter 05.
 
-    embeddings_class = BertEmbeddings
+    RoBERTa and XLM-R are BERT with other positions.
+    """
 
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()
         layers = range(config.hf_config.num_hidden_layers)
-        self.embeddings = self.embeddings_class(config, tp)
+        is_roberta = config.spec.starts_after_padding_idx
+        embeddings = RobertaEmbeddings if is_roberta else BertEmbeddings
+        self.embeddings = embeddings(config, tp)
         self.encoder = nn.ModuleDict(
             {"layer": nn.ModuleList(BertLayer(config, tp) for _ in layers)}
         )
@@ -131,9 +133,3 @@ class BertModel(nn.Module):
         for layer in self.encoder["layer"]:
             x = layer(x, batch)
         return x
-
-
-class RobertaModel(BertModel):
-    """RoBERTa and XLM-R: BERT with shifted positions. Chapter 05."""
-
-    embeddings_class = RobertaEmbeddings
