@@ -185,5 +185,11 @@ class ModelConfig:
         return "\n".join((f"{self.folder} as {self.spec.architecture}", *lines))
 
     @property
+    def head_dim(self) -> int:
+        """d: a decoder's config may name it, else it is D / H."""
+        hf = self.hf_config
+        return getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
+
+    @property
     def is_encoder_only(self) -> bool:
         return self.spec.encoder_only

@@ -136,6 +136,19 @@ def test_maxsim_of_one_query_and_many_documents(run):
     run(check_maxsim, query * 5, ragged([1, 2, 3, 4, 5], 128, seed=2))
 
 
+def check_packing(device: str) -> None:
+    from nanopool.pooler.flash_maxsim import pack
+
+    first, second = (x.to(device) for x in ragged([3, 2], 4, seed=1))
+    rows, spans = pack([first, second, first])
+    assert torch.equal(rows, torch.cat([first, second]))
+    assert spans.tolist() == [[0, 3], [3, 5], [0, 3]]
+
+
+def test_maxsim_packs_a_query_once(run):
+    run(check_packing)
+
+
 def test_maxsim_where_every_dot_is_negative(run):
     queries = [x.abs() + 0.1 for x in ragged([7, 40], 20, seed=1)]
     documents = [-x.abs() - 0.1 for x in ragged([9, 70], 20, seed=2)]
@@ -181,7 +194,7 @@ def test_kernels_compile_for(capability):
     types = {"slots": "*i64", "k_row": "i32", "v_row": "i32", "width": "i32", "E": "i32"}
     types |= dict.fromkeys(("k", "v", "k_pool", "v_pool"), "*bf16")
     types |= dict.fromkeys(("queries", "documents", "scores"), "*fp32")
-    types |= dict.fromkeys(("query_starts", "document_starts"), "*i32")
+    types |= dict.fromkeys(("query_spans", "document_spans"), "*i32")
     for kernel in (store_row, score_pair):
         known = {name: constants[name] for name in kernel.arg_names if name in constants}
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}

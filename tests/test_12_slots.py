@@ -96,7 +96,7 @@ def test_no_decision_reads_the_device(method, step):
     cursor = cursor_of(step, torch.device("meta"))
     metadata = metadata_of(step, cursor, requires_token_ids=True, step_tag_id=1)
     hidden = torch.empty(sum(cursor.query_lens), 8, device="meta")
-    pooled = (SEQUENCE_METHODS | TOKEN_METHODS)[method]()(hidden, metadata)
+    pooled = (SEQUENCE_METHODS | TOKEN_METHODS)[method](hidden, metadata)
     lengths = {"ALL": [(2, 8), (5, 8)], "STEP": [(1, 8), (1, 8)]}.get(method, [(8,), (8,)])
     for rows, shape, finished in zip(pooled, lengths, cursor.finished, strict=True):
         assert rows is None if method in TOKEN_METHODS and not finished else rows.shape == shape

@@ -157,6 +157,17 @@ def test_a_prompt_without_a_step_tag_gives_no_rows(checkpoint):
     assert rows.shape == (0, 2)
 
 
+@pytest.mark.parametrize("given", ["request", "config"])
+def test_a_step_tag_outside_the_vocabulary_is_refused(checkpoint, given):
+    tag = {"step_tag_id": BPE_VOCAB}
+    pooler = PoolerConfig(**tag if given == "config" else {"step_tag_id": TAG})
+    params = tag if given == "request" else {}
+    with start(checkpoint("qwen2_process_reward", **SMALL), pooler_config=pooler) as llm:
+        with pytest.raises(ValueError, match=f"step_tag_id={BPE_VOCAB}.* to {BPE_VOCAB - 1}"):
+            ask(llm, [[8, 9, 10]], "token_classify", **params)
+        assert ask(llm, [[8, TAG]], "token_classify", step_tag_id=TAG)[0].shape == (1, 2)
+
+
 def test_mean_divides_by_each_prompts_own_length(checkpoint):
     folder = checkpoint("qwen3", **SMALL)
     settings = {"pooler_config": PoolerConfig(pooling_type="MEAN")}

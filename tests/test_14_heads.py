@@ -142,7 +142,7 @@ def test_logits_are_calibrated_before_the_activation(checkpoint, use_activation)
 @pytest.mark.parametrize("head_dtype", [torch.float32, torch.bfloat16])
 def test_scores_near_one_keep_the_order_of_their_logits(head_dtype):
     """In bfloat16 the sigmoids of 8 and 9 would both be 1."""
-    head = ClassifierHead(head_dtype, None, classify_activation)
+    head = ClassifierHead(head_dtype, torch.nn.Identity(), classify_activation)
     params = PoolingParams(use_activation=True)
     scores = head(torch.tensor([[8.0], [9.0]], dtype=torch.bfloat16), params)
     assert_close(scores, torch.tensor([[8.0], [9.0]]).sigmoid())

@@ -3,12 +3,12 @@
 import pytest
 from answers import ask, assert_close, start
 
-from nanopool.pooler.special import RowFilter
+from nanopool.pooler.poolers import TokenPooler
 
 PROMPT = list(range(5, 15))
 
 
-class Forgetful(RowFilter):
+class Forgetful(TokenPooler):
     """Reads token ids and does not ask for them."""
 
     def get_pooling_updates(self, task: str) -> dict[str, bool]:
@@ -22,7 +22,9 @@ def test_a_pooler_that_did_not_ask_is_named_and_the_next_call_is_right(checkpoin
         expected = ask(llm, [PROMPT], "token_embed")
         poolers = llm.llm_engine.runner.model.pooler.poolers
         right = poolers["token_embed"]
-        poolers["token_embed"] = Forgetful(right, lambda ids, params: ids % 2 == 0)
+        poolers["token_embed"] = Forgetful(
+            "ALL", right.inner.head, lambda ids, params: ids % 2 == 0
+        )
         with pytest.raises(ValueError, match="'token_embed' reads token ids but did not ask"):
             ask(llm, [PROMPT], "token_embed")
         poolers["token_embed"] = right

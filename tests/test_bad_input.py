@@ -550,6 +550,27 @@ FOLDERS = {
         {},
         "missing ['embeddings.LayerNorm.bias']",
     ),
+    "tensors of a file with prefixes missing": (
+        "bert_classifier",
+        tensors(
+            lambda named: {n: x for n, x in named.items() if "pooler" not in n and "0" not in n}
+        ),
+        {},
+        "'bert.encoder.layer.0.attention.self.query.weight'",
+        "'bert.pooler.dense.bias'",
+    ),
+    "a tensor too many beside a head": (
+        "bert_classifier",
+        tensors(lambda named: named | {"bert.pooler.gate.weight": torch.ones(2)}),
+        {},
+        "not understood ['bert.pooler.gate.weight']",
+    ),
+    "STEP and a choice of rows": (
+        "hf_colbert",
+        lambda folder: None,
+        {"pooler_config": PoolerConfig(pooling_type="STEP", step_tag_id=7)},
+        "tok_pooling_type='STEP'",
+    ),
     "a tensor too many": (
         "bert",
         tensors(lambda named: named | {"lora.weight": torch.ones(2)}),

@@ -207,7 +207,7 @@ def test_d8_dimensions_are_cut_and_then_normalised(dimensions):
 
 
 def test_d11_one_label_is_a_sigmoid_and_three_a_softmax():
-    head = ClassifierHead(torch.float32, None, classify_activation)
+    head = ClassifierHead(torch.float32, torch.nn.Identity(), classify_activation)
     on = PoolingParams(use_activation=True)
     assert head(torch.tensor([[-3.0]]), on).item() == pytest.approx(0.0474, abs=1e-4)
     assert head(torch.randn(2, 3), on).sum(-1).tolist() == pytest.approx([1, 1])

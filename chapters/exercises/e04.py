@@ -67,7 +67,8 @@ def check_3(rank_parameters) -> None:
     for kv_heads in (1, 4):
         heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
         hf = transformers.Qwen3Config(vocab_size=101, **sizes, **heads)
-        config = SimpleNamespace(hf_config=hf, spec=spec_for("Qwen3ForCausalLM"), max_model_len=8)
+        facts = {"spec": spec_for("Qwen3ForCausalLM"), "head_dim": hf.head_dim, "max_model_len": 8}
+        config = SimpleNamespace(hf_config=hf, **facts)
         for ranks in (1, 2, 4):
             model = simulate(lambda tp, config=config: Qwen3Model(config, tp), ranks)[0]
             expected = sum(parameter.numel() for parameter in model.parameters())

@@ -34,8 +34,7 @@ def head_calls(requests: list[tuple[str, int | None, bool]]) -> int:
 class MaxPooler(Pooler):
     """`embed`: the largest number of each column, over all rows of a prompt."""
 
-    def __init__(self):
-        super().__init__("embed")
+    tasks = ("embed",)
 
     def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
         raise NotImplementedError

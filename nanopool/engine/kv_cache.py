@@ -11,10 +11,8 @@ CPU_POOL_BYTES = 2 * 2**30
 
 def kv_cache_shape(config: ModelConfig, tp: TensorParallel, num_blocks: int) -> tuple[int, ...]:
     """`[2, N, block, max(1, K/R), d]`: keys and values of one decoder layer on one rank."""
-    hf = config.hf_config
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    kv_heads = max(1, hf.num_key_value_heads // tp.size)
-    return 2, num_blocks, config.block_size, kv_heads, head_dim
+    kv_heads = max(1, config.hf_config.num_key_value_heads // tp.size)
+    return 2, num_blocks, config.block_size, kv_heads, config.head_dim
 
 
 def block_bytes(config: ModelConfig, tp: TensorParallel) -> int:

@@ -41,8 +41,8 @@ class ShardedModule(nn.Module):
     shard_ids: tuple[str | None, ...] = (None,)
 
     def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
-        """Copy this rank's part of `loaded` to its place; ValueError when it does not fit."""
-        raise NotImplementedError
+        """Copy this rank's part of `loaded`, here all of it; ValueError when it does not fit."""
+        copy_exactly(param.data, loaded)
 
     def extra_repr(self) -> str:
         return f"weight {list(self.weight.shape)}"

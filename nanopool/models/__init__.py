@@ -48,7 +48,6 @@ FAMILIES = {
 }
 FAMILIES["Roberta"] = FAMILIES["XLMRoberta"] = replace(
     FAMILIES["Bert"],
-    backbone="bert:RobertaModel",
     starts_after_padding_idx=True,
     dense_name="classifier.dense",
     classifier_name="classifier.out_proj",

@@ -7,21 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanopool.batch import Batch
+from nanopool.checks import check_value
 from nanopool.config import ModelConfig
 from nanopool.layers.embed_head import ParallelLMHead
 from nanopool.models.heads import Dense, LMHeadRows, MLMHead
 from nanopool.models.loader import Weights
-from nanopool.parallel import TensorParallel
 from nanopool.pooler.heads import ClassifierHead, EmbeddingHead, RowMap, get_classifier_activation
-from nanopool.pooler.late_interaction import LateInteractionPooler, select_maxsim
-from nanopool.pooler.poolers import DispatchPooler, Head, Pooler, SequencePooler, TokenPooler
-from nanopool.pooler.special import (
-    ConcatPooler,
-    RowFilter,
-    SpladePooler,
-    without_ends,
-    without_skipped,
-)
+from nanopool.pooler.late_interaction import LateInteractionPooler
+from nanopool.pooler.poolers import DispatchPooler, Pooler, TokenPooler
+from nanopool.pooler.special import ConcatPooler, Keep, SpladePooler, without_ends, without_skipped
 
 
 class Adapter(nn.Module):
@@ -44,12 +38,12 @@ class Adapter(nn.Module):
     def tie_weights(self) -> None:
         """Share parameters that are one tensor; called once they have storage."""
 
-    def source(self, module: str, attribute: str, shard_id: str | None) -> str:
+    def source(self, name: str, shard_id: str | None) -> str:
         """The checkpoint's name of one shard of a parameter."""
-        module = module.removeprefix("model.")
+        name = name.removeprefix("model.")
         if shard_id is not None:
-            module = f"{module.rpartition('.')[0]}.{shard_id}"
-        name = f"{module}.{attribute}"
+            parent, _, attribute = name.rsplit(".", 2)
+            name = f"{parent}.{shard_id}.{attribute}"
         for ours, theirs in self.sources.items():
             if f"{name}.".startswith(f"{ours}."):
                 return theirs + name.removeprefix(ours)
@@ -59,13 +53,11 @@ class Adapter(nn.Module):
 class CausalLM(Adapter):
     """The generator: logits of the rows that the runner picks. Chapters 01 and 04."""
 
-    def __init__(
-        self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, weights: Weights
-    ):
+    def __init__(self, backbone: nn.Module, config: ModelConfig, weights: Weights):
         super().__init__(backbone)
         hf = config.hf_config
         self.tied = hf.tie_word_embeddings
-        self.lm_head = ParallelLMHead(hf.vocab_size, hf.hidden_size, tp)
+        self.lm_head = ParallelLMHead(hf.vocab_size, hf.hidden_size, backbone.embed_tokens.tp)
         if self.tied:
             self.ignored = (*self.ignored, "lm_head")
 
@@ -78,75 +70,60 @@ class CausalLM(Adapter):
 
 
 class PoolingAdapter(Adapter):
-    """What pooling adapters share: Dense modules as `project`, and a pooler. Chapters 14 and 15."""
+    """What pooling adapters share: the folder's Dense modules, a pooler. Chapters 14 and 15."""
 
     ignored = (*Adapter.ignored, "lm_head", "pooler", "cls")
 
-    def __init__(
-        self, backbone: nn.Module, config: ModelConfig, tp: TensorParallel, weights: Weights
-    ):
+    def __init__(self, backbone: nn.Module, config: ModelConfig, weights: Weights):
         super().__init__(backbone)
         self.hidden_size = config.hf_config.hidden_size
-        self.dense = nn.ModuleDict()
-        for module in (module for module in config.modules if module.name == "Dense"):
-            prefix = f"dense.{module.path.name}"
-            self.dense[module.path.name] = Dense(module.config)
-            weights.add(module.path, f"{prefix}.")
-            if f"{prefix}.linear.weight" in weights:
-                self.sources[prefix] = f"{prefix}.linear"
+        self.dense = nn.Sequential()
+        for module in config.modules:
+            self.dense.add_module(module.path.name, Dense(module.config))
+            weights.add(module.path, f"dense.{module.path.name}.")
         poolers = self.build_poolers(config, weights)
-        poolers["plugin"] = TokenPooler("plugin", "ALL", lambda rows, _: rows)
-        self.pooler = DispatchPooler(
-            {task: poolers[task] for task in (*config.spec.tasks, "plugin")}
-        )
+        self.pooler = DispatchPooler({task: poolers[task] for task in config.spec.tasks})
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         """A pooler for each task that this adapter knows; the heads are made here too."""
         raise NotImplementedError
 
     def add_linear(self, source: str, size: int, bias: bool) -> nn.Linear:
-        """A head of `size` outputs under its name in the checkpoint."""
+        """A head of `size` outputs under its name in the checkpoint, which is then not ignored."""
         name = source.replace(".", "_")
         self.sources[name] = source
+        self.ignored = tuple(part for part in self.ignored if part != source.partition(".")[0])
         self.add_module(name, nn.Linear(self.hidden_size, size, bias=bias))
         return self.get_submodule(name)
 
-    def project(self, rows: Tensor) -> Tensor:
-        for dense in self.dense.values():
-            rows = dense(rows)
-        return rows
-
 
 def embedding_poolers(
-    config: ModelConfig, project: RowMap | None, project_tokens: RowMap | None
+    config: ModelConfig, project: RowMap, project_tokens: RowMap, keep: Keep | None = None
 ) -> dict[str, Pooler]:
-    """`embed` and `token_embed`: pooled or single rows, projected and normalised."""
-    dtype, pooling = config.head_dtype, config.pooler
-    head, token_head = EmbeddingHead(dtype, project), EmbeddingHead(dtype, project_tokens)
-    tokens = TokenPooler("token_embed", pooling.tok_pooling_type, token_head)
-    if config.multi_vector is not None:
-        tokens = RowFilter(tokens, without_skipped)
-    embed = SequencePooler("embed", pooling.seq_pooling_type, head)
-    return {"embed": embed, "token_embed": late_interaction(tokens, config)}
+    """`embed` and `token_embed`: pooled or single rows, projected and normalised.
+
+    `keep` chooses among the single rows; ValueError where STEP has chosen already.
+    """
+    pooling, dtype = config.pooler, config.head_dtype
+    if keep is not None:
+        check_value("tok_pooling_type", pooling.tok_pooling_type, ("ALL",))
+    heads = EmbeddingHead(dtype, project), EmbeddingHead(dtype, project_tokens)
+    poolers = DispatchPooler.for_embedding(pooling, *heads, keep).poolers
+    fused = pooling.enable_flash_late_interaction
+    return poolers | {"token_embed": LateInteractionPooler(poolers["token_embed"], fused)}
 
 
-def late_interaction(tokens: Pooler, config: ModelConfig) -> Pooler:
-    fused = config.pooler.enable_flash_late_interaction
-    return LateInteractionPooler(tokens, select_maxsim(config.device, fused))
-
-
-def classifier_head(config: ModelConfig, classifier: RowMap) -> Head:
+def classifier_head(config: ModelConfig, classifier: RowMap) -> ClassifierHead:
     """A classifier with the activation and calibration that the folder and the user say."""
     activation = get_classifier_activation(config.activation)
-    calibration = config.pooler.logit_mean, config.pooler.logit_sigma
+    calibration = config.pooler.logit_mean or 0.0, config.pooler.logit_sigma or 1.0
     return ClassifierHead(config.head_dtype, classifier, activation, *calibration)
 
 
 def token_classifier(config: ModelConfig, classifier: RowMap) -> dict[str, Pooler]:
     """`token_classify` alone."""
     head = classifier_head(config, classifier)
-    method = config.pooler.tok_pooling_type
-    return {"token_classify": TokenPooler("token_classify", method, head)}
+    return {"token_classify": TokenPooler(config.pooler.tok_pooling_type, head)}
 
 
 class EmbeddingModel(PoolingAdapter):
@@ -155,17 +132,16 @@ class EmbeddingModel(PoolingAdapter):
     ignored = (*PoolingAdapter.ignored, "classifier", "score")
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
-        return embedding_poolers(config, self.project, self.project)
+        keep = None if config.multi_vector is None else without_skipped
+        return embedding_poolers(config, self.dense, self.dense, keep)
 
 
-class TanhPoolingModel(PoolingAdapter):
+class TanhPoolingModel(EmbeddingModel):
     """BERT's own pooler as an embedding: tanh(dense(CLS)), not normalised. Chapter 05."""
-
-    ignored = (*Adapter.ignored, "lm_head", "cls", "classifier")
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         dense = self.add_linear("pooler.dense", self.hidden_size, bias=True)
-        return embedding_poolers(config, lambda rows: dense(rows).tanh(), None)
+        return embedding_poolers(config, nn.Sequential(dense, nn.Tanh()), nn.Identity())
 
 
 class ColBERTModel(PoolingAdapter):
@@ -174,7 +150,8 @@ class ColBERTModel(PoolingAdapter):
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         name = "colbert_linear" if "colbert_linear.weight" in weights else "linear"
         size = len(weights[f"{name}.weight"]) if f"{name}.weight" in weights else 0
-        return embedding_poolers(config, None, self.add_linear(name, size, bias=False))
+        linear = self.add_linear(name, size, bias=False)
+        return embedding_poolers(config, self.dense, linear, without_skipped)
 
 
 class ClassificationModel(PoolingAdapter):
@@ -182,7 +159,7 @@ class ClassificationModel(PoolingAdapter):
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         heads = (classifier_head(config, m) for m in self.build_classifier(config, weights))
-        return DispatchPooler.for_seq_cls(config.pooler.seq_pooling_type, *heads).poolers
+        return DispatchPooler.for_seq_cls(config.pooler, *heads).poolers
 
     def build_classifier(self, config: ModelConfig, weights: Weights) -> tuple[RowMap, RowMap]:
         """The maps from pooled rows and from single rows to logits.
@@ -191,7 +168,7 @@ class ClassificationModel(PoolingAdapter):
         """
         spec = config.spec
         if self.dense:
-            return self.project, self.project
+            return self.dense, self.dense
         if config.classifier_rows is not None:
             tied = config.hf_config.tie_word_embeddings
             self.classifier = LMHeadRows(self.hidden_size, *config.classifier_rows)
@@ -202,10 +179,7 @@ class ClassificationModel(PoolingAdapter):
         if spec.dense_name is None:
             return classifier, classifier
         dense = self.add_linear(spec.dense_name, self.hidden_size, bias=True)
-
-        def classify(rows: Tensor) -> Tensor:
-            return classifier(dense(rows).tanh())
-
+        classify = nn.Sequential(dense, nn.Tanh(), classifier)
         return classify, classify if spec.classifies_tokens_with_dense else classifier
 
 
@@ -222,9 +196,8 @@ class RewardModel(PoolingAdapter):
     """A two-layer score for every token, or for the tokens that close a step. Chapter 13."""
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
-        first = nn.Linear(self.hidden_size, self.hidden_size)
-        second = nn.Linear(self.hidden_size, config.num_labels)
-        self.score = nn.Sequential(first, nn.ReLU(), second)
+        D, L = self.hidden_size, config.num_labels
+        self.score = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, L))
         return token_classifier(config, self.score)
 
 
@@ -236,9 +209,10 @@ class MaskedLM(PoolingAdapter):
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
         self.mlm_head = MLMHead(config)
         self.name_head(config.hf_config.tie_word_embeddings, weights)
-        logits = TokenPooler("token_classify", "ALL", classifier_head(config, self.mlm_head))
+        rows = embedding_poolers(config, self.dense, self.dense)
         embed = SpladePooler(self.mlm_head, config.hf_config.vocab_size, config.splade)
-        return embedding_poolers(config, None, None) | {"embed": embed, "token_classify": logits}
+        logits = TokenPooler("ALL", classifier_head(config, self.mlm_head))
+        return rows | {"embed": embed, "token_classify": logits}
 
     def name_head(self, tied: bool, weights: Weights) -> None:
         """BERT's or RoBERTa's names; the bias has two, and files may hold both."""
@@ -259,20 +233,13 @@ class BgeM3Model(PoolingAdapter):
     """Dense, sparse and multi-vector outputs of one pass (BGE-M3, arXiv 2402.03216). Chapter 16."""
 
     def build_poolers(self, config: ModelConfig, weights: Weights) -> dict[str, Pooler]:
-        hf, dtype = config.hf_config, config.head_dtype
+        bos, eos = config.hf_config.bos_token_id, config.hf_config.eos_token_id
         for name in ("sparse_linear", "colbert_linear"):
             weights.add(config.folder / f"{name}.pt", f"{name}.")
-        sparse = self.add_linear("sparse_linear", 1, bias=True)
         project = self.add_linear("colbert_linear", self.hidden_size, bias=True)
-        embed = embedding_poolers(config, None, None)["embed"]
-        rows = TokenPooler("token_embed", "ALL", EmbeddingHead(dtype, project))
-        head = ClassifierHead(dtype, lambda rows: sparse(rows).squeeze(-1), F.relu)  # [n, D] -> [n]
-        weights_of_tokens = TokenPooler("token_classify", "ALL", head)
-        lexical = RowFilter(weights_of_tokens, without_ends(hf.bos_token_id, hf.eos_token_id))
-        rows = RowFilter(rows, without_ends(hf.bos_token_id, None))
-        return {
-            "embed": embed,
-            "token_embed": late_interaction(rows, config),
-            "token_classify": lexical,
-            "embed&token_classify": ConcatPooler(embed, lexical, "embed&token_classify"),
-        }
+        poolers = embedding_poolers(config, self.dense, project, without_ends(bos, None))
+        sparse = nn.Sequential(self.add_linear("sparse_linear", 1, bias=True), nn.Flatten(0))
+        head = ClassifierHead(config.head_dtype, sparse, F.relu)  # [n, D] -> [n]
+        lexical = TokenPooler("ALL", head, without_ends(bos, eos))
+        hybrid = ConcatPooler(poolers["embed"], lexical)
+        return poolers | {"token_classify": lexical, "embed&token_classify": hybrid}

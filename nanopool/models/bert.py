@@ -24,34 +24,30 @@ class BertEmbeddings(nn.Module):
         self.word_embeddings = VocabParallelEmbedding(hf.vocab_size, hf.hidden_size, tp)
         self.position_embeddings = nn.Embedding(hf.max_position_embeddings, hf.hidden_size)
         self.token_type_embeddings = nn.Embedding(hf.type_vocab_size, hf.hidden_size)
+        self.padding_idx = hf.pad_token_id if config.spec.starts_after_padding_idx else None
         self.LayerNorm = LayerNorm(hf.hidden_size, hf.layer_norm_eps)
 
     def forward(self, batch: Batch) -> Tensor:
         ids, segments = decode_segments(batch.input_ids)
+        positions = batch.positions
+        if self.padding_idx is not None:
+            positions = roberta_positions(ids, positions, self.padding_idx)
         x = self.word_embeddings(ids)  # [T] -> [T, D]
         x = x + self.token_type_embeddings(segments)
-        x = x + self.position_embeddings(self.positions(ids, batch))
+        x = x + self.position_embeddings(positions)
         return self.LayerNorm(x)
 
-    def positions(self, ids: Tensor, batch: Batch) -> Tensor:
-        """Rows of the position table for ids `[T]`."""
-        return batch.positions
 
+def roberta_positions(ids: Tensor, positions: Tensor, padding_idx: int) -> Tensor:
+    """`[T]`: positions that begin after the padding index. Chapter 05.
 
-class RobertaEmbeddings(BertEmbeddings):
-    """The same, with positions that begin after the padding index. Chapter 05."""
-
-    def __init__(self, config: ModelConfig, tp: TensorParallel):
-        super().__init__(config, tp)
-        self.padding_idx = config.hf_config.pad_token_id
-
-    def positions(self, ids: Tensor, batch: Batch) -> Tensor:
-        """A `<pad>` written in a text is not counted and stands at the padding index itself."""
-        counts = (ids != self.padding_idx).long()  # [T]
-        seen = counts.cumsum(0)
-        first_rows = torch.arange(len(ids), device=ids.device) - batch.positions
-        before = (seen - counts)[first_rows]  # counted in the sequences before
-        return (seen - before) * counts + self.padding_idx
+    A `<pad>` written in a text is not counted and stands at the padding index itself.
+    """
+    counts = (ids != padding_idx).long()  # [T]
+    seen = counts.cumsum(0)
+    first_rows = torch.arange(len(ids), device=ids.device) - positions
+    before = (seen - counts)[first_rows]  # counted in the sequences before
+    return (seen - before) * counts + padding_idx
 
 
 class BertSelfOutput(nn.Module):
@@ -73,8 +69,7 @@ class BertAttention(nn.Module):
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()
         hf = config.hf_config
-        H, D = hf.num_attention_heads, hf.hidden_size
-        self.head_dim = D // H
+        H, D, self.head_dim = hf.num_attention_heads, hf.hidden_size, config.head_dim
         self.qkv = QKVParallelLinear(D, (H, H, self.head_dim), True, tp, QKV_NAMES)
         self.attn = Attention(self.head_dim, causal=False)
         self.output = BertSelfOutput(D, config, tp, "hidden_size")
@@ -116,12 +111,10 @@ class BertLayer(nn.Module):
 class BertModel(nn.Module):
     """Embeddings and layers: `model(batch, []) -> hidden [T, D]`. Chapter 05."""
 
-    embeddings_class = BertEmbeddings
-
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()
         layers = range(config.hf_config.num_hidden_layers)
-        self.embeddings = self.embeddings_class(config, tp)
+        self.embeddings = BertEmbeddings(config, tp)
         self.encoder = nn.ModuleDict(
             {"layer": nn.ModuleList(BertLayer(config, tp) for _ in layers)}
         )
@@ -131,9 +124,3 @@ class BertModel(nn.Module):
         for layer in self.encoder["layer"]:
             x = layer(x, batch)
         return x
-
-
-class RobertaModel(BertModel):
-    """RoBERTa and XLM-R: BERT with shifted positions. Chapter 05."""
-
-    embeddings_class = RobertaEmbeddings

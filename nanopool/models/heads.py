@@ -13,16 +13,17 @@ from nanopool.pooler.params import load_activation
 DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"  # of a sentence-transformers Dense
 
 
-class Dense(nn.Linear):
+class Dense(nn.Module):
     """One sentence-transformers Dense module: a linear map and an activation. Chapter 14."""
 
     def __init__(self, settings: dict):
+        super().__init__()
         sizes = settings["in_features"], settings["out_features"]
-        super().__init__(*sizes, bias=settings.get("bias", True))
+        self.linear = nn.Linear(*sizes, bias=settings.get("bias", True))
         self.act = load_activation(settings.get("activation_function", DEFAULT_ACTIVATION))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.act(super().forward(x))
+        return self.act(self.linear(x))
 
 
 class LMHeadRows(ShardedModule):

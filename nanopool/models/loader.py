@@ -5,6 +5,7 @@ error. Chapter 06.
 """
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,9 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from nanopool.config import ModelConfig
-from nanopool.layers.linear import ShardedModule, copy_exactly
+from nanopool.layers.linear import ShardedModule
 from nanopool.models import load_class
 from nanopool.parallel import TensorParallel
+
+WHOLE = ShardedModule()  # how a module of plain PyTorch is filled
+BACKBONE = ("model.", "pooler_dense.")  # our names of what has a prefix in files with heads
 
 
 def load_model(config: ModelConfig, tp: TensorParallel) -> nn.Module:
@@ -26,7 +30,7 @@ def load_model(config: ModelConfig, tp: TensorParallel) -> nn.Module:
     backbone, adapter = load_class(config.spec)
     weights = Weights(config.folder)
     with torch.device("meta"):
-        model = adapter(backbone(config, tp), config, tp, weights)
+        model = adapter(backbone(config, tp), config, weights)
     for name, child in model.named_children():
         child.to(config.dtype if name in ("model", "lm_head") else config.head_dtype)
     model.to_empty(device=config.device)
@@ -42,22 +46,19 @@ def load_weights(model: nn.Module, weights: "Weights") -> None:
     """
     missing = []
     for name, param in model.named_parameters():
-        module_name, _, attribute = name.rpartition(".")
-        module = model.get_submodule(module_name)
-        is_sharded = isinstance(module, ShardedModule)
-        for shard_id in module.shard_ids if is_sharded else (None,):
-            source = model.source(module_name, attribute, shard_id)
+        module = model.get_submodule(name.rpartition(".")[0])
+        loader = module if isinstance(module, ShardedModule) else WHOLE
+        prefix = weights.prefix if name.startswith(BACKBONE) else ""
+        for shard_id in loader.shard_ids:
+            source = model.source(name, shard_id)
             if source not in weights:
-                missing.append(source)
+                missing.append(prefix + source)
                 continue
             loaded = weights[source]
             try:
-                if is_sharded:
-                    module.weight_loader(param, loaded, shard_id)
-                else:
-                    copy_exactly(param.data, loaded)
+                loader.weight_loader(param, loaded, shard_id)
             except ValueError as error:
-                raise ValueError(f"{source} does not fit config.json: {error}") from error
+                raise ValueError(f"{prefix}{source} does not fit config.json: {error}") from error
     unknown = weights.unused(model.ignored)
     if missing or unknown:
         raise ValueError(
@@ -76,6 +77,7 @@ class Weights:
     def __init__(self, folder: Path):
         self.places: dict[str, tuple[Tensors, str]] = {}
         self.used: set[str] = set()
+        self.prefix = ""  # of a backbone's names in the files
         self.add(folder)
 
     def add(self, place: Path, prefix: str = "") -> None:
@@ -83,7 +85,9 @@ class Weights:
         for file in weight_files(place) if place.is_dir() else [place]:
             tensors = open_tensors(file)
             for name in tensors.keys():
-                key = prefix + normalise(name)
+                backbone, short = normalise(name)
+                key = prefix + short
+                self.prefix = self.prefix or backbone
                 if key in self.places:
                     raise ValueError(f"{name} is in the checkpoint {place} twice, or has two names")
                 self.places[key] = tensors, name
@@ -106,13 +110,11 @@ class Weights:
         return sorted(self.places[name][1] for name in names if ignored.isdisjoint(name.split(".")))
 
 
-def normalise(name: str) -> str:
-    """`bert.encoder.x.LayerNorm.gamma` -> `encoder.x.LayerNorm.weight`."""
-    first, *parts = name.split(".")
-    if first not in ("model", "bert", "roberta"):
-        parts = [first, *parts]
-    parts[-1] = {"gamma": "weight", "beta": "bias"}.get(parts[-1], parts[-1])
-    return ".".join(parts)
+def normalise(name: str) -> tuple[str, str]:
+    """`bert.encoder.x.LayerNorm.gamma` -> (`bert.`, `encoder.x.LayerNorm.weight`)."""
+    prefix = re.match(r"((model|bert|roberta)\.)?", name)[0]
+    stem, dot, last = name.removeprefix(prefix).rpartition(".")
+    return prefix, stem + dot + {"gamma": "weight", "beta": "bias"}.get(last, last)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -19,8 +19,7 @@ class Qwen3Attention(nn.Module):
     def __init__(self, config: ModelConfig, tp: TensorParallel):
         super().__init__()
         hf, spec = config.hf_config, config.spec
-        H, K = hf.num_attention_heads, hf.num_key_value_heads
-        d = getattr(hf, "head_dim", None) or hf.hidden_size // H
+        H, K, d = hf.num_attention_heads, hf.num_key_value_heads, config.head_dim
         out_bias = getattr(hf, "attention_bias", False)
         qkv_bias = out_bias if spec.qkv_bias is None else spec.qkv_bias
         self.qkv_proj = QKVParallelLinear(
@@ -30,11 +29,10 @@ class Qwen3Attention(nn.Module):
         self.q_norm = RMSNorm(d, hf.rms_norm_eps) if spec.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(d, hf.rms_norm_eps) if spec.qk_norm else nn.Identity()
         self.attn = Attention(d, causal=True)
-        self.split = [self.qkv_proj.num_heads * d, *[self.qkv_proj.num_kv_heads * d] * 2]
         self.head_dim = d
 
     def forward(self, x: Tensor, rotary: tuple, batch: Batch, kv_cache: Tensor) -> Tensor:
-        parts = self.qkv_proj(x).split(self.split, dim=-1)
+        parts = self.qkv_proj(x).split(list(self.qkv_proj.sizes.values()), dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)) for part in parts)  # [T, H or K, d]
         q = apply_rotary(self.q_norm(q), *rotary)
         k = apply_rotary(self.k_norm(k), *rotary)
@@ -83,8 +81,7 @@ class Qwen3Model(nn.Module):
         layers = range(hf.num_hidden_layers)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config, tp) for _ in layers)
         self.norm = RMSNorm(hf.hidden_size, hf.rms_norm_eps)
-        head_dim = self.layers[0].self_attn.head_dim
-        self.rotary = RotaryEmbedding(hf, head_dim, config.max_model_len)
+        self.rotary = RotaryEmbedding(hf, config.head_dim, config.max_model_len)
 
     def forward(self, batch: Batch, kv_caches: list[Tensor]) -> Tensor:
         x = self.embed_tokens(batch.input_ids)  # [T] -> [T, D]

@@ -1,5 +1,8 @@
 """MaxSim without its matrix of dots, as a Triton kernel (ColBERT, arXiv 2004.12832). Chapter 17."""
 
+from itertools import pairwise
+
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -20,19 +23,25 @@ def flash_maxsim(queries: list[Tensor], documents: list[Tensor]) -> Tensor:
 
 
 def pack(parts: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """All rows as one tensor `[*, E]`, and where each part starts, with the end: `[pairs + 1]`."""
-    starts = cumulative(tuple(map(len, parts)))
-    return torch.cat(parts), to_device(starts, parts[0].device)
+    """All rows as one tensor `[*, E]`, and first row and end of each part: `[pairs, 2]`.
+
+    A query that stands in many pairs is packed once.
+    """
+    distinct = list(dict.fromkeys(parts))  # a tensor's hash is its identity
+    edges = cumulative(tuple(map(len, distinct)))
+    spans = dict(zip(distinct, pairwise(edges), strict=True))
+    rows = torch.cat(distinct)
+    return rows, to_device(np.array([spans[part] for part in parts]), rows.device)
 
 
 @triton.jit
 def score_pair(
-    queries, query_starts, documents, document_starts, scores, E, Q: tl.constexpr, N: tl.constexpr
+    queries, query_spans, documents, document_spans, scores, E, Q: tl.constexpr, N: tl.constexpr
 ):
     """The sum over query rows of the best dot with a document row, in float32."""
     pair = tl.program_id(0)
-    first, last = tl.load(query_starts + pair), tl.load(query_starts + pair + 1)
-    start, end = tl.load(document_starts + pair), tl.load(document_starts + pair + 1)
+    first, last = tl.load(query_spans + 2 * pair), tl.load(query_spans + 2 * pair + 1)
+    start, end = tl.load(document_spans + 2 * pair), tl.load(document_spans + 2 * pair + 1)
     total = tl.zeros([Q], tl.float32)
     for q in range(first, last, Q):
         rows = q + tl.arange(0, Q)

@@ -4,10 +4,11 @@ Projection, truncation, normalisation; or logits, calibration, activation. Chapt
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanopool.batch import pick
 from nanopool.pooler.params import PoolingParams, load_activation
@@ -15,6 +16,7 @@ from nanopool.pooler.params import PoolingParams, load_activation
 RowMap = Callable[[Tensor], Tensor]
 
 
+@dataclass(frozen=True)
 class EmbeddingHead:
     """Rows to embeddings: project, cut (Matryoshka, arXiv 2205.13147), normalise. Chapter 14.
 
@@ -22,53 +24,36 @@ class EmbeddingHead:
     params.
     """
 
-    def __init__(self, head_dtype: torch.dtype, projector: RowMap | None = None):
-        self.head_dtype = head_dtype
-        self.projector = projector
+    head_dtype: torch.dtype
+    projector: RowMap = field(default_factory=nn.Identity)
 
     def __call__(self, rows: Tensor, params: PoolingParams) -> Tensor:
-        rows = rows.to(self.head_dtype)
-        if self.projector is not None:
-            rows = self.projector(rows)
+        rows = self.projector(rows.to(self.head_dtype))
         rows = rows[..., : params.dimensions].float()
         return F.normalize(rows, dim=-1) if params.use_activation else rows
 
 
+@dataclass(frozen=True)
 class ClassifierHead:
     """Rows to scores: classify, pick columns, calibrate, activate. Chapter 14."""
 
-    def __init__(
-        self,
-        head_dtype: torch.dtype,
-        classifier: RowMap | None,
-        activation: RowMap,
-        logit_mean: float | None = None,
-        logit_sigma: float | None = None,
-    ):
-        self.head_dtype = head_dtype
-        self.classifier = classifier
-        self.activation = activation
-        self.logit_mean = logit_mean
-        self.logit_sigma = logit_sigma
+    head_dtype: torch.dtype
+    classifier: RowMap
+    activation: RowMap
+    logit_mean: float = 0.0
+    logit_sigma: float = 1.0
 
     def __call__(self, rows: Tensor, params: PoolingParams) -> Tensor:
-        logits = rows.to(self.head_dtype)  # [n, D]
-        if self.classifier is not None:
-            logits = self.classifier(logits)
-        logits = logits.float()  # [n, L]
+        logits = self.classifier(rows.to(self.head_dtype)).float()  # [n, D] -> [n, L]
         if params.returned_token_ids:
             logits = pick(logits.mT, params.returned_token_ids).mT
-        if self.logit_mean is not None:
-            logits = logits - self.logit_mean
-        if self.logit_sigma is not None:
-            logits = logits / self.logit_sigma
+        logits = (logits - self.logit_mean) / self.logit_sigma
         return self.activation(logits) if params.use_activation else logits
 
 
 def get_classifier_activation(name: str) -> RowMap:
-    """The activation of a resolved name: classify, identity, or a class of torch.nn.modules."""
-    named = {"classify": classify_activation, "identity": torch.nn.Identity()}
-    return named[name] if name in named else load_activation(name)
+    """The activation of a resolved name: "classify", or a class of torch.nn.modules."""
+    return classify_activation if name == "classify" else load_activation(name)
 
 
 def classify_activation(logits: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nanopool.pooler.metadata import PoolingMetadata
-from nanopool.pooler.poolers import Pooler, PoolerWrapper
+from nanopool.pooler.poolers import Pooler
 
 
 @dataclass
@@ -36,15 +36,19 @@ def select_maxsim(device: torch.device, fused: bool) -> Callable[..., Tensor]:
     return flash_maxsim
 
 
-class LateInteractionPooler(PoolerWrapper):
+@dataclass(frozen=True)
+class LateInteractionPooler(Pooler):
     """Around a `token_embed` pooler: keeps a query's rows, scores a document's. Chapter 17.
 
     The rows live in the call's own dict, so that nothing is left of them when a call ends.
     """
 
-    def __init__(self, inner: Pooler, maxsim: Callable[..., Tensor]):
-        super().__init__(inner)
-        self.maxsim = maxsim
+    inner: Pooler
+    fused: bool
+    tasks = ("token_embed",)
+
+    def get_pooling_updates(self, task: str) -> dict[str, bool]:
+        return self.inner.get_pooling_updates(task)
 
     def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
         outputs = self.inner(hidden, metadata)
@@ -60,7 +64,8 @@ class LateInteractionPooler(PoolerWrapper):
             outputs[i] = rows.new_zeros(())
         if documents:
             queries = [take_query(metadata, i) for i in documents]
-            scores = self.maxsim(queries, [outputs[i] for i in documents])
+            maxsim = select_maxsim(hidden.device, self.fused)
+            scores = maxsim(queries, [outputs[i] for i in documents])
             for i, score in zip(documents, scores, strict=True):
                 outputs[i] = score
         return outputs

@@ -1,6 +1,6 @@
 """How a flat `[T, D]` of hidden states is cut into requests. Chapter 12."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -65,13 +65,9 @@ class PoolingCursor:
     def __getitem__(self, part: slice) -> "PoolingCursor":
         """The cursor of neighbouring requests, for hidden states that begin at their first row."""
         offset = sum(self.query_lens[: part.start])
-        return PoolingCursor(
-            self.first_rows[part] - offset,
-            self.last_rows[part] - offset,
-            self.query_lens[part],
-            self.starts[part],
-            self.prompt_lens[part],
-        )
+        rows = self.first_rows[part] - offset, self.last_rows[part] - offset
+        lens = self.query_lens[part], self.starts[part], self.prompt_lens[part]
+        return PoolingCursor(*rows, *lens)
 
 
 @dataclass(frozen=True)
@@ -96,10 +92,5 @@ class PoolingMetadata:
         return torch.tensor(self.prompts[i])
 
     def __getitem__(self, part: slice) -> "PoolingMetadata":
-        return replace(
-            self,
-            cursor=self.cursor[part],
-            params=self.params[part],
-            states=self.states[part],
-            prompts=self.prompts[part],
-        )
+        facts = self.cursor, self.params, self.states, self.prompts
+        return PoolingMetadata(*(values[part] for values in facts))

@@ -13,49 +13,46 @@ from nanopool.pooler.metadata import PoolingMetadata
 ACCUMULATION_BYTES = 16 * 2**20
 
 
-class CLSPool:
-    """The row of the first token. Kept when the prompt is not finished in this step."""
+def cls_pool(hidden: Tensor, metadata: PoolingMetadata) -> Tensor:
+    """CLS: the row of the first token. Kept when the prompt is not finished in this step.
 
-    def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> Tensor:
-        """hidden `[T, D]` -> `[B, D]`; rows of unfinished requests are not final."""
-        cursor = metadata.cursor
-        rows = hidden[cursor.first_rows]  # [B, D]
-        if not cursor.is_partial:
-            return rows
-        for i, state in enumerate(metadata.states):
-            if cursor.starts[i] == 0:
-                state.value = rows[i].clone()
-            rows[i] = state.value
+    hidden `[T, D]` -> `[B, D]`; rows of unfinished requests are not final.
+    """
+    cursor = metadata.cursor
+    rows = hidden[cursor.first_rows]  # [B, D]
+    if not cursor.is_partial:
         return rows
+    for i, state in enumerate(metadata.states):
+        if cursor.starts[i] == 0:
+            state.value = rows[i].clone()
+        rows[i] = state.value
+    return rows
 
 
-class LastPool:
-    """The row of the last token: the only one that has seen the whole prompt of a causal model."""
+def last_pool(hidden: Tensor, metadata: PoolingMetadata) -> Tensor:
+    """LAST: the row of the last token, the only one that has seen all of a causal model's prompt.
 
-    def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> Tensor:
-        """hidden `[T, D]` -> `[B, D]`; rows of unfinished requests are not final."""
-        return hidden[metadata.cursor.last_rows]
+    hidden `[T, D]` -> `[B, D]`; rows of unfinished requests are not final.
+    """
+    return hidden[metadata.cursor.last_rows]
 
 
-class MeanPool:
-    """The mean of the rows, as a running float32 sum divided by the prompt length at the end.
+def mean_pool(hidden: Tensor, metadata: PoolingMetadata) -> Tensor:
+    """MEAN: a running float32 sum of the rows, divided by the prompt length at the end.
 
     Rows of a prompt that the folder excludes (`include_prompt: false`) count neither above nor
-    below the line.
+    below the line. hidden `[T, D]` -> `[B, D]`; rows of unfinished requests are not final.
     """
-
-    def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> Tensor:
-        """hidden `[T, D]` -> `[B, D]` float32; rows of unfinished requests are not final."""
-        cursor = metadata.cursor
-        skipped = [params.prompt_prefix_len for params in metadata.params]
-        sums = segment_sums(hidden, cursor.query_lens, cursor.starts, skipped)  # [B, D]
-        if cursor.is_partial:
-            for i, state in enumerate(metadata.states):
-                if cursor.starts[i] > 0:
-                    sums[i] += state.value
-                state.value = sums[i].clone()
-        counts = [max(1, n - s) for n, s in zip(cursor.prompt_lens, skipped, strict=True)]
-        return sums / to_device(np.array(counts, dtype=np.float32), hidden.device).unsqueeze(1)
+    cursor = metadata.cursor
+    skipped = [params.prompt_prefix_len for params in metadata.params]
+    sums = segment_sums(hidden, cursor.query_lens, cursor.starts, skipped)  # [B, D]
+    if cursor.is_partial:
+        for i, state in enumerate(metadata.states):
+            if cursor.starts[i] > 0:
+                sums[i] += state.value
+            state.value = sums[i].clone()
+    counts = [max(1, n - s) for n, s in zip(cursor.prompt_lens, skipped, strict=True)]
+    return sums / to_device(np.array(counts, dtype=np.float32), hidden.device).unsqueeze(1)
 
 
 def segment_sums(hidden: Tensor, lens: tuple[int, ...], starts, skipped: list[int]) -> Tensor:
@@ -77,34 +74,31 @@ def segment_sums(hidden: Tensor, lens: tuple[int, ...], starts, skipped: list[in
     return sums[:B]
 
 
-class AllPool:
-    """Every row; pieces of an unfinished prompt are kept, as copies that outlive the step."""
+def all_pool(hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
+    """ALL: every row; pieces of an unfinished prompt are kept, as copies that outlive the step.
 
-    def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
-        """hidden `[T, D]` -> for each request `[n, D]`, or None while it is unfinished."""
-        outputs: list[Tensor | None] = []
-        pieces = hidden.split(metadata.cursor.query_lens)
-        for i, piece in enumerate(pieces):
-            kept = metadata.states[i].rows
-            kept.append(piece.clone())
-            is_finished = metadata.cursor.finished[i]
-            outputs.append(self.finish(torch.cat(kept), metadata, i) if is_finished else None)
-        return outputs
-
-    def finish(self, rows: Tensor, metadata: PoolingMetadata, i: int) -> Tensor:
-        """What becomes of request i's rows `[n, D]` when all are there."""
-        return rows
+    hidden `[T, D]` -> for each request `[n, D]`, or None while it is unfinished.
+    """
+    outputs: list[Tensor | None] = []
+    for i, piece in enumerate(hidden.split(metadata.cursor.query_lens)):
+        kept = metadata.states[i].rows
+        kept.append(piece.clone())
+        outputs.append(torch.cat(kept) if metadata.cursor.finished[i] else None)
+    return outputs
 
 
-class StepPool(AllPool):
-    """The rows of the tokens that close a reasoning step (`step_tag_id`): process reward models."""
+def step_pool(hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
+    """STEP: the rows of the tokens that close a reasoning step (`step_tag_id`).
 
-    def finish(self, rows: Tensor, metadata: PoolingMetadata, i: int) -> Tensor:
+    Process reward models. hidden `[T, D]` -> for each request `[steps, D]`, or None.
+    """
+    outputs = all_pool(hidden, metadata)
+    for i, rows in enumerate(outputs):
         tag = metadata.params[i].step_tag_id
-        if tag is None:
-            return rows
-        return pick(rows, np.flatnonzero(metadata.token_ids(i) == tag))  # [steps, D]
+        if rows is not None and tag is not None:
+            outputs[i] = pick(rows, np.flatnonzero(metadata.token_ids(i) == tag))
+    return outputs
 
 
-SEQUENCE_METHODS = {"CLS": CLSPool, "LAST": LastPool, "MEAN": MeanPool}
-TOKEN_METHODS = {"ALL": AllPool, "STEP": StepPool}
+SEQUENCE_METHODS = {"CLS": cls_pool, "LAST": last_pool, "MEAN": mean_pool}
+TOKEN_METHODS = {"ALL": all_pool, "STEP": step_pool}

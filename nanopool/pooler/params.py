@@ -157,6 +157,9 @@ class PoolingParams(CommonParams):
             )
         check_dimensions(self.dimensions, config)
         filled = {n: getattr(pooler, n) for n in allowed - LATE_PARAMS if getattr(self, n) is None}
+        tag = filled.get("step_tag_id", self.step_tag_id)
+        if tag not in (None, config.spec.step_tag_id):
+            check_value("step_tag_id", tag, range(config.hf_config.vocab_size))
         may_read = reads_prefix_cache(task, config)
         filled["skip_reading_prefix_cache"] = bool(self.skip_reading_prefix_cache) or not may_read
         return replace(self, task=task, **filled)
