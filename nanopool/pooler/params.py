@@ -5,11 +5,11 @@ On the ground floor: config.py, llm.py and the poolers use it.
 
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from nanopool.checks import check_fields, check_value, freeze_ids
+from nanopool.checks import Natural, Positive, TokenIds, check_fields, check_value, freeze_ids
 
 if TYPE_CHECKING:
     from nanopool.config import ModelConfig
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
 POOLING_TASKS = ("embed&token_classify", "embed", "classify", "token_embed", "token_classify")
 POOLING_TASKS += ("plugin",)  # every pooling model offers it: hidden rows as they are
 REMOVED_TASKS = {"score": "'classify'", "encode": "'token_embed' or 'token_classify'"}
-SCORE_TYPES = {
-    "embed": "bi-encoder",
-    "classify": "cross-encoder",
-    "token_embed": "late-interaction",
-}
-SEQ_POOLING_TYPES, TOK_POOLING_TYPES = ("CLS", "LAST", "MEAN"), ("ALL", "STEP")
+SeqPoolingType, TokPoolingType = Literal["CLS", "LAST", "MEAN"], Literal["ALL", "STEP"]
 
 LATE_PARAMS = {"late_chunking_params", "late_interaction_params"}
 STEP_PARAMS = {"step_tag_id", "returned_token_ids"}
@@ -48,45 +43,22 @@ def check_task(task: str | None) -> None:
 class LateChunkingParams:
     """Late chunking of one `token_embed` request: means of `chunk_size` rows. Chapter 18."""
 
-    chunk_size: int
+    chunk_size: Positive
 
     def __post_init__(self):
-        check_fields(self, {"chunk_size": 1})
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class LateInteractionParams:
     """A `token_embed` request as a part of MaxSim: a query to keep or a document. Chapter 17."""
 
-    mode: str
+    mode: Literal["cache_query", "score_doc"]
     query_key: str
-    query_uses: int | None = None
+    query_uses: Positive | None = None
 
     def __post_init__(self):
-        modes = ("cache_query", "score_doc")
-        check_fields(self, {"mode": modes, "query_key": str, "query_uses": 1})
-
-
-RULES = {
-    "use_activation": bool,
-    "dimensions": 1,
-    "step_tag_id": 0,
-    "late_chunking_params": LateChunkingParams,
-    "late_interaction_params": LateInteractionParams,
-    "extra_kwargs": (None,),
-    "output_kind": ("FINAL_ONLY",),
-    "requires_token_ids": bool,
-    "skip_reading_prefix_cache": bool,
-    "prompt_prefix_len": 0,
-    "pooling_type": SEQ_POOLING_TYPES + TOK_POOLING_TYPES,
-    "seq_pooling_type": SEQ_POOLING_TYPES,
-    "tok_pooling_type": TOK_POOLING_TYPES,
-    "logit_mean": float("-inf"),
-    "logit_sigma": float("-inf"),
-    "enable_chunked_processing": bool,
-    "max_embed_len": 1,
-    "enable_flash_late_interaction": bool,
-}
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +71,9 @@ class CommonParams:
 
     task: str | None = None
     use_activation: bool | None = None
-    dimensions: int | None = None
-    step_tag_id: int | None = None
-    returned_token_ids: tuple[int, ...] | None = None
+    dimensions: Positive | None = None
+    step_tag_id: Natural | None = None
+    returned_token_ids: TokenIds | None = None
     normalize: InitVar[Any] = None
     softmax: InitVar[Any] = None
 
@@ -110,7 +82,7 @@ class CommonParams:
             if value is not None:
                 raise ValueError(f"{name}={value!r} was removed: use use_activation={value!r}")
         check_task(self.task)
-        check_fields(self, RULES)
+        check_fields(self)
         freeze_ids(self, "returned_token_ids")
 
 
@@ -123,12 +95,12 @@ class PoolingParams(CommonParams):
 
     late_chunking_params: LateChunkingParams | None = None
     late_interaction_params: LateInteractionParams | None = None
-    extra_kwargs: None = None
-    output_kind: str = "FINAL_ONLY"
+    extra_kwargs: Literal[None] = None
+    output_kind: Literal["FINAL_ONLY"] = "FINAL_ONLY"
     requires_token_ids: bool = False
     skip_reading_prefix_cache: bool | None = None
-    prompt_prefix_len: int = 0  # rows of the prompt's prefix that MEAN leaves out
-    skip_token_ids: tuple[int, ...] = ()  # tokens whose rows ColBERT drops
+    prompt_prefix_len: Natural = 0  # rows of the prompt's prefix that MEAN leaves out
+    skip_token_ids: TokenIds = ()  # tokens whose rows ColBERT drops
 
     def __post_init__(self, normalize: Any, softmax: Any):
         super().__post_init__(normalize, softmax)
