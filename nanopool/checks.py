@@ -71,20 +71,19 @@ def rule_of(hint: Any) -> Any:
 
 
 def check_fields(params: Any) -> None:
-    """`check_value` for each field of a dataclass; None passes where it is the default."""
+    """`check_value` for each field of a dataclass; None passes where it is the default.
+
+    Lists of token ids become tuples, so that the object can be a key.
+    """
     for field in fields(params):
         value = getattr(params, field.name)
-        if not (value is None and field.default is None):
-            check_value(field.name, value, rule_of(field.type))
-
-
-def freeze_ids(params: Any, name: str) -> None:
-    """Turns a field of TokenIds into a tuple; ValueError unless all are integers from 0 up."""
-    if (ids := getattr(params, name)) is None:
-        return
-    for value in ids:
-        check_value(name, value, 0)
-    object.__setattr__(params, name, tuple(ids))
+        if value is None and field.default is None:
+            continue
+        check_value(field.name, value, rule_of(field.type))
+        if isinstance(value, list | tuple):
+            for token in value:
+                check_value(field.name, token, 0)
+            object.__setattr__(params, field.name, tuple(value))
 
 
 def spread(name: str, value: Any, kind: type, n: int) -> list:

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import torch
 
-from nanopool.checks import (
-    Natural,
-    Number,
-    Positive,
-    TokenIds,
-    check_fields,
-    check_fraction,
-    check_value,
-    freeze_ids,
-)
+from nanopool.checks import Natural, Number, Positive, TokenIds, check_fields, check_fraction
 from nanopool.pooler.params import CommonParams, SeqPoolingType, TokPoolingType
 
 if TYPE_CHECKING:
@@ -28,17 +19,6 @@ if TYPE_CHECKING:
     from nanopool.checkpoint import STModule
     from nanopool.models import ModelSpec
     from nanopool.multi_vector import MultiVectorConfig
-
-DTYPES = ("float32", "bfloat16", "float16", "float", "half")
-
-
-def to_dtype(name: str, value: str | torch.dtype) -> torch.dtype:
-    """A dtype given by itself or by name. Raises ValueError naming the argument `name`."""
-    if isinstance(value, str):
-        check_value(name, value, DTYPES)
-        value = getattr(torch, value)
-    check_value(name, value, (torch.float32, torch.bfloat16, torch.float16))
-    return value
 
 
 @dataclass(frozen=True)
@@ -59,7 +39,6 @@ class SamplingParams:
     def __post_init__(self):
         check_fields(self)
         check_fraction("top_p", self.top_p)
-        freeze_ids(self, "stop_token_ids")
 
 
 @dataclass(frozen=True, kw_only=True)

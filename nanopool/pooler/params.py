@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from nanopool.checks import Natural, Positive, TokenIds, check_fields, check_value, freeze_ids
+from nanopool.checks import Natural, Positive, TokenIds, check_fields, check_value
 
 if TYPE_CHECKING:
     from nanopool.config import ModelConfig
 
-# In the order in which a model that offers several picks its default.
-POOLING_TASKS = ("embed&token_classify", "embed", "classify", "token_embed", "token_classify")
-POOLING_TASKS += ("plugin",)  # every pooling model offers it: hidden rows as they are
+SEQUENCE_TASKS = ("embed", "classify")  # one row a request
 REMOVED_TASKS = {"score": "'classify'", "encode": "'token_embed' or 'token_classify'"}
 SeqPoolingType, TokPoolingType = Literal["CLS", "LAST", "MEAN"], Literal["ALL", "STEP"]
 
@@ -28,8 +26,9 @@ ALLOWED_PARAMS = {
     "classify": {"use_activation"},
     "token_embed": {"use_activation", "dimensions", "step_tag_id", *LATE_PARAMS},
     "token_classify": {"use_activation", *STEP_PARAMS},
-    "plugin": set(),
+    "plugin": set(),  # every pooling model offers it: hidden rows as they are
 }
+POOLING_TASKS = (*ALLOWED_PARAMS,)  # a model that offers several has the first as its default
 
 
 def check_task(task: str | None) -> None:
@@ -83,7 +82,6 @@ class CommonParams:
                 raise ValueError(f"{name}={value!r} was removed: use use_activation={value!r}")
         check_task(self.task)
         check_fields(self)
-        freeze_ids(self, "returned_token_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +102,6 @@ class PoolingParams(CommonParams):
 
     def __post_init__(self, normalize: Any, softmax: Any):
         super().__post_init__(normalize, softmax)
-        freeze_ids(self, "skip_token_ids")
         if self.late_chunking_params and (self.dimensions or self.late_interaction_params):
             raise ValueError(
                 f"late_chunking_params={self.late_chunking_params} cannot be combined with "
@@ -123,9 +120,10 @@ class PoolingParams(CommonParams):
             allowed = allowed - STEP_PARAMS
         others = set.union(*ALLOWED_PARAMS.values()) - allowed
         if refused := sorted(name for name in others if getattr(self, name) is not None):
+            method = pooler.seq_pooling_type if task in SEQUENCE_TASKS else pooler.tok_pooling_type
             raise ValueError(
-                f"task={task!r} with {pooler.tok_pooling_type} pooling only supports "
-                f"{sorted(allowed)} parameters, does not support {refused}"
+                f"task={task!r} with {method} pooling only supports {sorted(allowed)} parameters, "
+                f"does not support {refused}"
             )
         check_dimensions(self.dimensions, config)
         filled = {n: getattr(pooler, n) for n in allowed - LATE_PARAMS if getattr(self, n) is None}
@@ -162,8 +160,8 @@ def check_dimensions(dimensions: int | None, config: "ModelConfig") -> None:
 
 def reads_prefix_cache(task: str, config: "ModelConfig") -> bool:
     """Whether a request may skip rows that an earlier one computed: only LAST needs no others."""
-    is_sequence_task = task in ("embed", "classify") and not config.is_encoder_only
-    return is_sequence_task and config.pooler.seq_pooling_type == "LAST"
+    is_causal = not config.is_encoder_only
+    return is_causal and task in SEQUENCE_TASKS and config.pooler.seq_pooling_type == "LAST"
 
 
 def load_activation(path: str) -> torch.nn.Module:
