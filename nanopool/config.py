@@ -86,7 +86,7 @@ class EngineConfig:
     runner: Literal["auto", "generate", "pooling"] = "auto"
     convert: Literal["auto", "none", "embed", "classify"] = "auto"
     pooler_config: PoolerConfig | None = None
-    hf_overrides: dict | Callable | None = None
+    hf_overrides: dict | Callable | None = None  # a callable takes and returns the config
     tokenizer: str | Path | None = None
     dtype: str | torch.dtype = "auto"
     device: str | torch.device = "auto"

@@ -60,12 +60,11 @@ def check_runner(user: EngineConfig, spec: ModelSpec, runner: str) -> None:
 
 def check_supported(files: Checkpoint, spec: ModelSpec) -> None:
     """Raises ValueError for what a folder asks of a model and nanopool does not do."""
-    wanted = {"quantization_config": None, "position_embedding_type": "absolute"}
-    wanted |= {"is_decoder": False} if spec.encoder_only else {"is_causal": True}
-    wanted |= {"add_cross_attention": False}
-    for name, value in wanted.items():
-        found = getattr(files.hf_config, name, None)
-        check_value(f"config.json: {name}", found, (None, value)[value is None :])
+    known = {"quantization_config": (None,), "position_embedding_type": (None, "absolute")}
+    known |= {"is_decoder": (None, False)} if spec.encoder_only else {"is_causal": (None, True)}
+    known |= {"add_cross_attention": (None, False)}
+    for name, values in known.items():
+        check_value(f"config.json: {name}", getattr(files.hf_config, name, None), values)
     for kind in getattr(files.hf_config, "layer_types", None) or ():
         check_value("config.json: layer_types", kind, ("full_attention",))
     if (message := files.backbone.get("modality_config", {}).get("message")) is None:
