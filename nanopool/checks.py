@@ -59,7 +59,7 @@ def check_fraction(name: str, value: float) -> None:
 
 
 def rule_of(hint: Any) -> Any:
-    """The rule that a type hint states: choices, what Annotated carries, or the type itself."""
+    """The rule in a type hint: choices, what Annotated carries, or the type; `| None` left out."""
     match typing.get_origin(hint), typing.get_args(hint):
         case _, (inner, types.NoneType):
             return rule_of(inner)
