@@ -16,25 +16,20 @@ from nanopool.multi_vector import MultiVectorConfig, read_multi_vector, stanford
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    Overrides = dict[str, Any] | Callable[[PretrainedConfig], PretrainedConfig] | None
-
-# What the modules after the Transformer may be, and what they make of the backbone.
+# A class of sentence-transformers, and what its modules after the Transformer may be.
 KINDS = {
-    "embed": r"Pooling (Dense )*(Normalize )?",
-    "classify": r"LogitScore |Pooling (Dense )+",
-    "splade": r"SpladePooling ",
-    "multi_vector": r"(Dense )*(MultiVectorMask )?(Normalize )?",
+    "SentenceTransformer": r"Pooling (Dense )*(Normalize )?",
+    "CrossEncoder": r"LogitScore |Pooling (Dense )+",
+    "SparseEncoder": r"SpladePooling ",
+    "MultiVectorEncoder": r"(Dense )*(MultiVectorMask )?(Normalize )?",
 }
-KIND_OF_TYPE = {"SentenceTransformer": "embed", "CrossEncoder": "classify"}
-KIND_OF_TYPE |= {"SparseEncoder": "splade"}
-KIND_OF_TYPE |= dict.fromkeys(("MultiVectorEncoder", "ColBERT"), "multi_vector")
 BACKBONES = ("Transformer", "MLMTransformer")
-MODULES = (*BACKBONES, "Pooling", "Dense", "Normalize")
-MODULES = (*MODULES, "LogitScore", "SpladePooling", "MultiVectorMask")
+MODULES = (*BACKBONES, *dict.fromkeys(re.findall(r"\w+", " ".join(KINDS.values()))))
 POOLING_TYPES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
 POOLING_TYPES |= {"cls_token": "CLS", "mean_tokens": "MEAN"}
 BACKBONE_FILE = "sentence_bert_config.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
+NOTHING = (None, "")  # for a fact that no file states: (value, file)
 UNUSED_FILES = ["*.h5", "*.msgpack", "*.onnx", "onnx/*", "openvino/*"]
 
 
@@ -66,7 +61,7 @@ class Checkpoint:
     backbone_file: str
 
     @classmethod
-    def open(cls, model: str | Path, hf_overrides: "Overrides" = None) -> "Checkpoint":
+    def open(cls, model: str | Path, hf_overrides: dict | Callable | None = None) -> "Checkpoint":
         """Reads a local folder or a hub repository.
 
         Raises FileNotFoundError where there is neither, ValueError for files not understood.
@@ -89,13 +84,14 @@ class Checkpoint:
 
         Raises ValueError for a sequence of modules that is none of them.
         """
-        stated = KIND_OF_TYPE.get(self.settings.get("model_type"))
-        if any(module.package == "pylate" for module in self.modules or ()):
-            stated = "multi_vector"
-        if self.modules is None or not (self.modules or stated == "multi_vector"):
+        stated = self.settings.get("model_type")
+        if stated == "ColBERT" or any(module.package == "pylate" for module in self.modules or ()):
+            stated = "MultiVectorEncoder"
+        if self.modules is None or not (self.modules or stated == "MultiVectorEncoder"):
             return None
         names = "".join(f"{module.name} " for module in self.modules)
-        for kind in [stated] if stated else ("embed", "classify", "splade"):
+        may_be = [stated] if stated in KINDS else [*KINDS][:-1]  # a MultiVectorEncoder says so
+        for kind in may_be:
             if re.fullmatch(KINDS[kind], names):
                 return kind
         raise ValueError(
@@ -111,7 +107,7 @@ class Checkpoint:
     def include_prompt(self) -> tuple[bool | None, str]:
         """(whether pooling counts the rows of a prompt prefix, file)."""
         pooling = self.module("Pooling")
-        return (pooling.config.get("include_prompt"), pooling.file) if pooling else (None, "")
+        return (pooling.config.get("include_prompt"), pooling.file) if pooling else NOTHING
 
     @property
     def chat_template_kwargs(self) -> dict[str, Any] | None:
@@ -125,7 +121,7 @@ class Checkpoint:
 
     def dense_modules(self) -> tuple[STModule, ...]:
         """The Dense modules, in order. Raises ValueError for one that acts elsewhere or adds x."""
-        wanted = "token_embeddings" if self.kind == "multi_vector" else "sentence_embedding"
+        wanted = "token_embeddings" if self.kind == "MultiVectorEncoder" else "sentence_embedding"
         wanted = {"module_input_name": wanted, "use_residual": False}
         found = tuple(module for module in self.modules or () if module.name == "Dense")
         for module in found:
@@ -136,7 +132,7 @@ class Checkpoint:
     def pooling_type(self) -> tuple[str | None, str]:
         """(CLS, MEAN or LAST, file). Raises ValueError for a mode that nanopool does not have."""
         if (pooling := self.module("Pooling")) is None:
-            return None, ""
+            return NOTHING
         flags = [name for name, value in pooling.config.items() if value is True]
         old = [n.removeprefix("pooling_mode_") for n in flags if n.startswith("pooling_mode_")]
         modes = pooling.config.get("pooling_mode", old or "mean")
@@ -146,15 +142,16 @@ class Checkpoint:
 
     def normalizes(self) -> tuple[bool | None, str]:
         """(whether the folder ends in Normalize, file); None where embeddings are not spoken of."""
-        if self.kind not in ("embed", "multi_vector"):
-            return None, ""
-        is_native = self.kind == "embed" or self.settings.get("model_type") == "MultiVectorEncoder"
-        return not is_native or self.module("Normalize") is not None, "modules.json"
+        if self.kind not in ("SentenceTransformer", "MultiVectorEncoder"):
+            return NOTHING
+        if self.kind == "MultiVectorEncoder" and self.settings.get("model_type") != self.kind:
+            return True, "modules.json"  # ColBERT and PyLate always do
+        return self.module("Normalize") is not None, "modules.json"
 
     def splade(self) -> tuple[str | None, str]:
         """("max" or "sum", file) of SpladePooling. Raises ValueError for its other variants."""
         if (pooling := self.module("SpladePooling")) is None:
-            return None, ""
+            return NOTHING
         strategy = pooling.config.get("pooling_strategy", "max")
         activation = pooling.config.get("activation_function", "relu")
         check_value(f"{pooling.file}: pooling_strategy", strategy, ("max", "sum"))
@@ -173,8 +170,11 @@ class Checkpoint:
         """(tokens, file): `max_seq_length` of old folders, else the tokenizer's limit."""
         if (limit := self.backbone.get("max_seq_length")) is not None:
             return limit, self.backbone_file
-        file = "tokenizer_config.json"
-        return read_json(self.folder / file).get("model_max_length"), file
+        return self.fact("tokenizer_config.json", "model_max_length")
+
+    def fact(self, file: str, key: str) -> tuple[Any, str]:
+        """(what a JSON file beside config.json says of `key`, or None; file)."""
+        return read_json(self.folder / file).get(key), file
 
     def multi_vector(self) -> MultiVectorConfig:
         """How queries and documents of a late-interaction model are encoded."""
@@ -259,7 +259,7 @@ def read_module(root: Path, entry: dict[str, str]) -> STModule:
     return STModule(name, package, folder, f"{folder.name}/config.json", config)
 
 
-def make_config(raw: dict[str, Any], overrides: "Overrides") -> "PretrainedConfig":
+def make_config(raw: dict[str, Any], overrides: dict | Callable | None) -> "PretrainedConfig":
     """The content of config.json under `hf_overrides`. Raises ValueError for its model_type."""
     import transformers
 

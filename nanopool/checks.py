@@ -3,11 +3,19 @@
 On the ground floor: config.py and pooler/params.py use it.
 """
 
+import math
+import types
+import typing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any
+
+# Type hints that carry the rule of `check_value` for the field.
+Natural, Positive = Annotated[int, 0], Annotated[int, 1]
+Number = Annotated[float, -math.inf]
+TokenIds = Annotated[tuple[int, ...], list | tuple]  # given as either, kept as a tuple
 
 
 def check_value(name: str, value: Any, rule: Any) -> None:
@@ -44,29 +52,38 @@ def refusing(what: str) -> Iterator[None]:
         raise ValueError(f"{what} is not of the expected form: {error!r}; mend it") from error
 
 
-def check_fraction(name: str, value: Any) -> None:
+def check_fraction(name: str, value: float) -> None:
     """Raises ValueError unless 0 < `value` <= 1."""
-    check_value(name, value, 0.0)
     if not 0 < value <= 1:
         raise ValueError(f"{name}={value!r} is not valid: it must be above 0 and at most 1")
 
 
-def check_fields(params: Any, rules: dict[str, Any]) -> None:
-    """`check_value` for the fields of a dataclass; None passes where it is the default."""
+def rule_of(hint: Any) -> Any:
+    """The rule in a type hint: choices, what Annotated carries, or the type; `| None` left out."""
+    match typing.get_origin(hint), typing.get_args(hint):
+        case _, (inner, types.NoneType):
+            return rule_of(inner)
+        case typing.Literal, choices:
+            return choices
+        case typing.Annotated, (_, rule):
+            return rule
+    return hint
+
+
+def check_fields(params: Any) -> None:
+    """`check_value` for each field of a dataclass; None passes where it is the default.
+
+    Lists of token ids become tuples, so that the object can be a key.
+    """
     for field in fields(params):
         value = getattr(params, field.name)
-        if field.name in rules and not (value is None and field.default is None):
-            check_value(field.name, value, rules[field.name])
-
-
-def freeze_ids(params: Any, name: str) -> None:
-    """Turns a field of token ids into a tuple; ValueError unless it lists integers from 0 up."""
-    if (ids := getattr(params, name)) is None:
-        return
-    check_value(name, ids, list | tuple)
-    for value in ids:
-        check_value(name, value, 0)
-    object.__setattr__(params, name, tuple(ids))
+        if value is None and field.default is None:
+            continue
+        check_value(field.name, value, rule_of(field.type))
+        if isinstance(value, list | tuple):
+            for token in value:
+                check_value(field.name, token, 0)
+            object.__setattr__(params, field.name, tuple(value))
 
 
 def spread(name: str, value: Any, kind: type, n: int) -> list:
@@ -75,5 +92,7 @@ def spread(name: str, value: Any, kind: type, n: int) -> list:
     for item in values:
         check_value(name, item, kind | None)
     if len(values) != n:
-        raise ValueError(f"{name}: {len(values)} given for {n} prompts: give 1 or {n}")
+        raise ValueError(
+            f"{name}: {len(values)} given for {n} prompts: give one object for all or a list of {n}"
+        )
     return [item or kind() for item in values]

@@ -6,12 +6,12 @@ On the ground floor: every part of the package may read these. Nothing here read
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import torch
 
-from nanopool.checks import check_fields, check_fraction, check_value, freeze_ids
-from nanopool.pooler.params import SEQ_POOLING_TYPES, CommonParams
+from nanopool.checks import Natural, Number, Positive, TokenIds, check_fields, check_fraction
+from nanopool.pooler.params import CommonParams, SeqPoolingType, TokPoolingType
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from nanopool.checkpoint import STModule
     from nanopool.models import ModelSpec
     from nanopool.multi_vector import MultiVectorConfig
-
-DTYPES = ("float32", "bfloat16", "float16", "float", "half")
-
-
-def to_dtype(name: str, value: str | torch.dtype) -> torch.dtype:
-    """A dtype given by itself or by name. Raises ValueError naming the argument `name`."""
-    if isinstance(value, str):
-        check_value(name, value, DTYPES)
-        value = getattr(torch, value)
-    check_value(name, value, (torch.float32, torch.bfloat16, torch.float16))
-    return value
 
 
 @dataclass(frozen=True)
@@ -39,19 +28,17 @@ class SamplingParams:
     `temperature` 0 is greedy, `top_k` 0 is off. Raises ValueError for values out of range.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_tokens: int = 16
+    temperature: Annotated[float, 0.0] = 1.0
+    top_p: Number = 1.0
+    top_k: Natural = 0
+    max_tokens: Positive = 16
     ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] | None = None
-    seed: int | None = None
+    stop_token_ids: TokenIds | None = None
+    seed: Natural | None = None
 
     def __post_init__(self):
-        rules = {"temperature": 0.0, "top_k": 0, "max_tokens": 1, "ignore_eos": bool, "seed": 0}
-        check_fields(self, rules)
+        check_fields(self)
         check_fraction("top_p", self.top_p)
-        freeze_ids(self, "stop_token_ids")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +49,13 @@ class PoolerConfig(CommonParams):
     Raises ValueError for unknown or removed names and for a `logit_sigma` of 0.
     """
 
-    pooling_type: str | None = None
-    seq_pooling_type: str | None = None
-    tok_pooling_type: str | None = None
-    logit_mean: float | None = None
-    logit_sigma: float | None = None
+    pooling_type: Literal[SeqPoolingType, TokPoolingType] | None = None
+    seq_pooling_type: SeqPoolingType | None = None
+    tok_pooling_type: TokPoolingType | None = None
+    logit_mean: Number | None = None
+    logit_sigma: Number | None = None
     enable_chunked_processing: bool = False
-    max_embed_len: int | None = None
+    max_embed_len: Positive | None = None
     enable_flash_late_interaction: bool = True
 
     def __post_init__(self, normalize: Any, softmax: Any):
@@ -82,7 +69,7 @@ class PoolerConfig(CommonParams):
                 f"pooling_type={self.pooling_type!r} is a shortcut: give it alone, or use "
                 "seq_pooling_type and tok_pooling_type"
             )
-        target = "seq" if self.pooling_type in SEQ_POOLING_TYPES else "tok"
+        target = "seq" if self.pooling_type in get_args(SeqPoolingType) else "tok"
         object.__setattr__(self, f"{target}_pooling_type", self.pooling_type)
         object.__setattr__(self, "pooling_type", None)
 
@@ -96,47 +83,29 @@ class EngineConfig:
     """
 
     model: str | Path
-    runner: str = "auto"
-    convert: str = "auto"
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    convert: Literal["auto", "none", "embed", "classify"] = "auto"
     pooler_config: PoolerConfig | None = None
-    hf_overrides: "dict[str, Any] | Callable[[PretrainedConfig], PretrainedConfig] | None" = None
+    hf_overrides: dict | Callable | None = None  # a callable takes and returns the config
     tokenizer: str | Path | None = None
     dtype: str | torch.dtype = "auto"
     device: str | torch.device = "auto"
-    max_model_len: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_num_seqs: int = 256
-    block_size: int | None = None
-    num_kv_blocks: int | None = None
-    gpu_memory_utilization: float = 0.9
+    max_model_len: Positive | None = None
+    max_num_batched_tokens: Positive | None = None
+    max_num_seqs: Positive = 256
+    block_size: Positive | None = None
+    num_kv_blocks: Positive | None = None
+    gpu_memory_utilization: Number = 0.9
     enable_prefix_caching: bool | None = None
     enable_chunked_prefill: bool | None = None
     enforce_eager: bool = False
-    tensor_parallel_size: int = 1
-    tp_backend: str | None = None
-    seed: int = 0
+    tensor_parallel_size: Positive = 1
+    tp_backend: Literal["thread", "process"] | None = None
+    seed: Natural = 0
 
     def __post_init__(self):
-        check_fields(self, ENGINE_RULES)
+        check_fields(self)
         check_fraction("gpu_memory_utilization", self.gpu_memory_utilization)
-
-
-ENGINE_RULES = {
-    "model": str | Path,
-    "runner": ("auto", "generate", "pooling"),
-    "convert": ("auto", "none", "embed", "classify"),
-    "pooler_config": PoolerConfig,
-    "hf_overrides": dict | Callable,
-    "tokenizer": str | Path,
-    "dtype": str | torch.dtype,
-    "device": str | torch.device,
-    "tp_backend": ("thread", "process"),
-    "seed": 0,
-}
-SIZES = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "num_kv_blocks")
-ENGINE_RULES |= dict.fromkeys((*SIZES, "tensor_parallel_size"), 1)
-SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager")
-ENGINE_RULES |= dict.fromkeys(SWITCHES, bool)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 Called by resolve.py only.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from nanopool.checkpoint import Checkpoint
 from nanopool.checks import check_value
 from nanopool.config import EngineConfig
-from nanopool.models import FAMILIES, ModelSpec, convert_spec, spec_for
+from nanopool.models import FAMILIES, ModelSpec, spec_for
 
 
 def said(value: Any) -> Any:
@@ -35,19 +34,12 @@ def find_spec(checkpoint: Checkpoint) -> ModelSpec:
 
 def file_conversion(kind: str | None, spec: ModelSpec) -> str | None:
     """What modules.json makes of a class; None where it already is that. Raises ValueError."""
-    if kind == "splade" and spec.adapter != "MaskedLM":
+    if kind == "SparseEncoder" and spec.adapter != "MaskedLM":
         raise ValueError(f"modules.json: SpladePooling needs a MaskedLM, not {spec.architecture}")
     is_embedder = spec.adapter in ("EmbeddingModel", "BgeM3Model")
-    if kind in ("embed", "multi_vector") and not is_embedder:
+    if kind in ("SentenceTransformer", "MultiVectorEncoder") and not is_embedder:
         return "embed"
-    return "classify" if kind == "classify" else None
-
-
-def convert_class(spec: ModelSpec, convert: str, kind: str | None) -> ModelSpec:
-    """The spec as converted; a multi-vector folder offers nothing but `token_embed`."""
-    if convert not in ("none", *spec.tasks):
-        spec = convert_spec(spec, convert)
-    return replace(spec, tasks=("token_embed",)) if kind == "multi_vector" else spec
+    return "classify" if kind == "CrossEncoder" else None
 
 
 def check_runner(user: EngineConfig, spec: ModelSpec, runner: str) -> None:
@@ -68,19 +60,18 @@ def check_runner(user: EngineConfig, spec: ModelSpec, runner: str) -> None:
 
 def check_supported(files: Checkpoint, spec: ModelSpec) -> None:
     """Raises ValueError for what a folder asks of a model and nanopool does not do."""
-    wanted = {"quantization_config": None, "position_embedding_type": "absolute"}
-    wanted |= {"is_decoder": False} if spec.encoder_only else {"is_causal": True}
-    wanted |= {"add_cross_attention": False}
-    for name, value in wanted.items():
-        found = getattr(files.hf_config, name, None)
-        check_value(f"config.json: {name}", found, (None, value)[value is None :])
+    known = {"quantization_config": (None,), "position_embedding_type": (None, "absolute")}
+    known |= {"is_decoder": (None, False)} if spec.encoder_only else {"is_causal": (None, True)}
+    known |= {"add_cross_attention": (None, False)}
+    for name, values in known.items():
+        check_value(f"config.json: {name}", getattr(files.hf_config, name, None), values)
     for kind in getattr(files.hf_config, "layer_types", None) or ():
         check_value("config.json: layer_types", kind, ("full_attention",))
-    is_cross_encoder = (
-        files.kind == "classify" or files.settings.get("model_type") == "CrossEncoder"
-    )
-    if files.chat_template_kwargs is not None and not is_cross_encoder:
+    if (message := files.backbone.get("modality_config", {}).get("message")) is None:
+        return
+    if "CrossEncoder" not in (files.kind, files.settings.get("model_type")):
         raise ValueError(
             f"{files.backbone_file}: modality_config sends every text through the chat template, "
             "which is not supported: remove its 'message' entry to embed texts as they are"
         )
+    check_value(f"{files.backbone_file}: message: format", message.get("format"), ("flat",))

@@ -9,20 +9,17 @@ from typing import Any
 
 import torch
 
-from nanopool.checkpoint import SETTINGS_FILE, Checkpoint, load_tokenizer, read_json
+from nanopool.checkpoint import NOTHING, SETTINGS_FILE, Checkpoint, load_tokenizer
 from nanopool.checks import check_value
-from nanopool.config import EngineConfig, ModelConfig, PoolerConfig, to_dtype
-from nanopool.convert import (
-    check_runner,
-    check_supported,
-    convert_class,
-    file_conversion,
-    find_spec,
-    said,
-)
-from nanopool.pooler.params import POOLING_TASKS, check_dimensions, load_activation
+from nanopool.config import EngineConfig, ModelConfig, PoolerConfig
+from nanopool.convert import check_runner, check_supported, file_conversion, find_spec, said
+from nanopool.models import convert_spec
+from nanopool.pooler.params import POOLING_TASKS, check_dimensions, check_offered, load_activation
 
-NOTHING, CONFIG = (None, ""), "config.json"
+CONFIG = "config.json"
+DTYPES = {
+    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float", "half")
+}
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
 PROBLEM_TYPES = {
     "regression": "torch.nn.modules.linear.Identity",
@@ -39,6 +36,12 @@ def resolve(config: EngineConfig) -> ModelConfig:
     Raises ValueError naming the argument or the file, FileNotFoundError where there is no model.
     """
     return Resolver(config, Checkpoint.open(config.model, config.hf_overrides)).resolve()
+
+
+def to_dtype(name: str, value: str | torch.dtype) -> torch.dtype:
+    """A dtype given by itself or by name. Raises ValueError naming the argument `name`."""
+    check_value(name, value, (*DTYPES, *DTYPES.values()))
+    return DTYPES.get(value, value)
 
 
 class Resolver:
@@ -79,6 +82,8 @@ class Resolver:
         self.facts |= {"pooler": self.pooler, "sources": self.sources}
         config = ModelConfig(self.files.folder, self.hf_config, self.spec, **self.facts)
         check_dimensions(self.pooler.dimensions, config)
+        if self.pooler.task:
+            check_offered(self.pooler.task, config)
         return config
 
     def choose_class(self) -> None:
@@ -89,10 +94,13 @@ class Resolver:
         check_runner(self.user, self.spec, runner)
         if self.files.is_overridden or runner == "generate":
             kind = None
-        by_files = file_conversion(kind, self.spec), "modules.json"
+        by_files = file_conversion(kind, self.spec)
         by_class = "none" if runner == self.spec.runner else "embed"
-        convert = self.pick("convert", asked, by_files, by_class)
-        self.spec = convert_class(self.spec, convert, kind)
+        convert = self.pick("convert", asked, (by_files, "modules.json"), by_class)
+        if convert == by_files or convert not in ("none", *self.spec.tasks):
+            self.spec = convert_spec(self.spec, convert)
+        if kind == "MultiVectorEncoder":
+            self.spec = replace(self.spec, tasks=("token_embed",))
 
     def choose_pooler(self) -> None:
         """Pooling types, flag and step tag (the rest stays the user's), the default task."""
@@ -106,27 +114,23 @@ class Resolver:
         for name, in_files in found.items():
             self.pick(name, getattr(user, name), in_files, getattr(self.spec, name))
         self.pooler = replace(user, **{name: self.facts.pop(name, None) for name in found})
-        if user.task not in (None, "plugin", *tasks):
-            raise ValueError(f"Unsupported task {user.task!r}. Supported tasks: {list(tasks)}")
-        offered = [task for task in POOLING_TASKS if task in tasks] or [None]
-        self.pick("default_task", user.task, by_class=offered[0])
+        offered = next((task for task in POOLING_TASKS if task in tasks), None)
+        self.pick("default_task", user.task, by_class=offered)
 
     def choose_classifier(self) -> None:
         """Labels, activation, and the LM head rows that make the classifier of some rerankers."""
-        rows = self.facts["classifier_rows"] = self.classifier_rows()
-        dense = self.files.dense_modules() if self.files.kind == "classify" else ()
-        stated = (len(rows[0]), "classifier_rows") if rows else NOTHING
-        stated = (dense[-1].config["out_features"], dense[-1].file) if dense else stated
-        stated = (
-            stated if stated[0] or self.spec.num_labels else (self.hf_config.num_labels, CONFIG)
-        )
+        stated = NOTHING if self.spec.num_labels else (self.hf_config.num_labels, CONFIG)
+        if rows := self.classifier_rows():
+            self.facts["classifier_rows"] = rows
+            stated = len(rows[0]), "classifier_rows"
+        if self.files.kind == "CrossEncoder" and (dense := self.files.dense_modules()):
+            stated = dense[-1].config["out_features"], dense[-1].file
         labels = self.pick("num_labels", None, stated, self.spec.num_labels)
         if labels == 0 and "classify" in self.spec.tasks:
             warnings.warn("num_labels=0 in config.json: the activation is sigmoid", stacklevel=2)
-        problem, stated = self.stated("problem_type"), self.files.activation_fn()
-        if problem is not None:
-            check_value("config.json: problem_type", problem, tuple(PROBLEM_TYPES))
-            stated = PROBLEM_TYPES[problem], CONFIG
+        problem = self.stated("problem_type")
+        check_value("config.json: problem_type", problem, (None, *PROBLEM_TYPES))
+        stated = (PROBLEM_TYPES[problem], CONFIG) if problem else self.files.activation_fn()
         default = "classify" if labels else SIGMOID
         if (activation := self.pick("activation", files=stated, default=default)) != "classify":
             load_activation(activation)
@@ -161,18 +165,18 @@ class Resolver:
     def choose_embedding(self) -> None:
         """Projection, sizes, prompts, SPLADE and ColBERT settings."""
         files, tasks, is_mlm = self.files, self.spec.tasks, self.spec.adapter == "MaskedLM"
-        dense = files.dense_modules() if "token_embed" in tasks or files.kind == "classify" else ()
+        is_asked = "token_embed" in tasks or files.kind == "CrossEncoder"
+        dense = files.dense_modules() if is_asked else ()
         default = self.hf_config.vocab_size if is_mlm else self.hf_config.hidden_size
-        sizes = [(self.stated(name), CONFIG) for name in WIDTHS]
-        sizes += [(module.config["out_features"], module.file) for module in reversed(dense)]
-        found = next((size for size in sizes if size[0]), NOTHING)
-        self.pick("embedding_size", files=found if found[0] else (default, CONFIG))
+        widths = [(self.stated(name), CONFIG) for name in WIDTHS]
+        widths += [(module.config["out_features"], module.file) for module in dense[-1:]]
+        widths += [(default, CONFIG)]
+        self.pick("embedding_size", files=next(width for width in widths if width[0]))
         self.pick("modules", files=(dense or None, "modules.json"))
         self.pick("splade", files=files.splade(), by_class="max" if is_mlm else None)
         shorter = tuple(self.stated("matryoshka_dimensions") or ()) or None
         self.pick("matryoshka_dimensions", files=(shorter, CONFIG))
-        stated = self.stated("is_matryoshka"), CONFIG
-        self.pick("matryoshka", files=stated, default=shorter is not None)
+        self.pick("matryoshka", files=(self.stated("is_matryoshka"), CONFIG), default=bool(shorter))
         name, prompts = files.settings.get("default_prompt_name"), files.settings.get("prompts")
         prompts = {name: text or "" for name, text in (prompts or {}).items()}
         self.pick("default_prompt_name", files=(name, SETTINGS_FILE))
@@ -204,8 +208,7 @@ class Resolver:
                 f"max_embed_len={longest} is above max_model_len={length}: "
                 "pass enable_chunked_processing=True as well"
             )
-        file = "generation_config.json"
-        stated = read_json(self.files.folder / file).get("eos_token_id"), file
+        stated = self.files.fact("generation_config.json", "eos_token_id")
         eos = self.pick("eos_token_ids", files=stated, default=self.hf_config.eos_token_id)
         self.facts["eos_token_ids"] = (eos,) if isinstance(eos, int) else tuple(eos or ())
 

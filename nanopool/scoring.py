@@ -78,7 +78,8 @@ def score_task(config: ModelConfig) -> str:
     if task not in ROUTES or (task == "classify" and config.num_labels != 1):
         raise ValueError(
             f"task={task!r} with num_labels={config.num_labels} does not support the Scoring API: "
-            f"it takes one of {[*ROUTES]}, and classify is only enabled for num_labels == 1"
+            f"it takes one of {[*ROUTES]}, and classify is only enabled for num_labels == 1; "
+            "a decoder scores with LLM(..., convert='embed') or convert='classify'"
         )
     return task
 

@@ -281,6 +281,7 @@ REFUSED = [
         "none of",
     ),
     (plain("BertModel", modules("Pooling"), setting(model_type="CrossEncoder")), {}, "none of"),
+    (plain("BertModel", modules("Dense", "Normalize")), {}, "['Dense', 'Normalize']", "none of"),
     (plain("BertModel", SPLADE), {}, "SpladePooling needs a MaskedLM, not BertModel"),
     (saved("sparse_encoder", activation="log1p_relu"), {}, "1_SpladePooling", "log1p_relu"),
     (saved(EMBEDDER, pooling="max"), {}, "1_Pooling/config.json", "pooling_mode='max'"),
@@ -324,6 +325,16 @@ REFUSED = [
         "MultiVectorMask: keep_only_token_ids=[9]",
     ),
     (plain("BertModel", MEAN, backbone(**TEMPLATE)), {}, "sentence_bert_config.json", "message"),
+    (
+        plain(
+            CROSS,
+            setting(model_type="CrossEncoder"),
+            backbone(modality_config={"message": {"format": "structured"}}),
+        ),
+        {},
+        "sentence_bert_config.json: message: format='structured'",
+        "'flat'",
+    ),
     (saved(EMBEDDER, pooling="cls", include_prompt=False), {}, "include_prompt", "CLS"),
     # activation
     (
@@ -440,6 +451,7 @@ TASKS = [
     (QWEN, {"convert": "classify"}, CLASSIFY, "classify", 4096),
     (BERT, pooler(task="token_embed"), EMBED, "token_embed", 768),
     (plain("BertForMaskedLM"), {}, (*EMBED, *NER), "embed", 30522),
+    (plain("BertForMaskedLM", MEAN), {}, EMBED, "embed", 768),
     (plain("BertForTokenClassification"), {}, NER, "token_classify", 768),
     (saved("qwen2_process_reward"), {}, NER, "token_classify", 32),
     (saved("bge_m3"), {}, ("embed&token_classify", *EMBED, *NER), "embed&token_classify", 32),

@@ -10,6 +10,7 @@ import torch
 from answers import ask, ask_once, assert_close, start
 from references import TEXTS, normalize
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 from tiny_tokenizers import BPE_VOCAB, WORD_VOCAB
 
 from nanopool import PoolingParams
@@ -50,6 +51,16 @@ def test_what_pretraining_left_in_the_files_is_ignored(checkpoint):
     folder = checkpoint("bert_mlm", pretraining=True, prefix="", gamma=True)
     expected = [references.splade(logits) for logits in mlm_logits(checkpoint("bert_mlm"))]
     assert_close(ask_once(folder, PROMPTS, "embed"), expected)
+
+
+def test_a_masked_lm_with_a_pooling_module_embeds_by_it(checkpoint, tmp_path):
+    """Its own `embed` is SPLADE, but the folder asks for the mean of the rows."""
+    folder = shutil.copytree(checkpoint("bert_mlm"), tmp_path / "model")
+    embedder = checkpoint("sentence_transformer", layout="old", normalize=False)
+    shutil.copy(embedder / "modules.json", folder)
+    shutil.copytree(embedder / "1_Pooling", folder / "1_Pooling")
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS, convert_to_tensor=True)
+    assert_close(ask_once(folder, TEXTS, "embed"), [*expected])
 
 
 def test_the_head_of_roberta_is_read_under_its_own_names(tmp_path):
@@ -158,8 +169,6 @@ def test_bge_m3_drops_the_first_row_and_for_sparse_weights_the_last(encoded):
 
 
 def test_the_dense_vector_of_bge_m3_equals_sentence_transformers(bge_m3, encoded):
-    from sentence_transformers import SentenceTransformer
-
     expected = SentenceTransformer(str(bge_m3), device="cpu").encode(TEXTS, convert_to_tensor=True)
     assert_close(torch.stack([results["embed"] for _, results in encoded]), expected)
 

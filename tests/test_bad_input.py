@@ -103,6 +103,12 @@ def refuses(error: pytest.ExceptionInfo, *words: str) -> None:
 
 # Calls: (kind, call, words of the message)
 
+
+def encoding(**arguments):
+    """The call for a good text and the model's first task, with arguments that are not good."""
+    return lambda llm: llm.encode("no", **arguments)
+
+
 REQUESTS = {
     # types
     "no prompt": ("encoder", lambda m: m.embed(None), "prompts=None"),
@@ -158,49 +164,44 @@ REQUESTS = {
     # tokenization
     "tokenization_kwargs": (
         "encoder",
-        lambda m: m.embed("no", tokenization_kwargs=[1]),
+        encoding(tokenization_kwargs=[1]),
         "tokenization_kwargs=[1]",
         "dict",
     ),
-    "max_length": ("encoder", lambda m: m.embed("no", max_length=3), "max_length", "truncate_prom"),
+    "max_length": ("encoder", encoding(max_length=3), "max_length", "truncate_prom"),
     "truncate to 0": (
         "encoder",
-        lambda m: m.embed("no", truncate_prompt_tokens=0),
+        encoding(truncate_prompt_tokens=0),
         "truncate_prompt_tokens=0",
         "from 1 to 64",
     ),
     "truncate to 1.0": (
         "encoder",
-        lambda m: m.embed("no", truncate_prompt_tokens=1.0),
+        encoding(truncate_prompt_tokens=1.0),
         "truncate_prompt_tokens=1.0",
     ),
     "truncate to more": (
         "encoder",
-        lambda m: m.embed("no", truncate_prompt_tokens=65),
+        encoding(truncate_prompt_tokens=65),
         "truncate_prompt_tokens=65",
         "64",
     ),
     "the middle": (
         "encoder",
-        lambda m: m.embed("no", truncation_side="middle"),
+        encoding(truncation_side="middle"),
         "truncation_side='middle'",
         "'left'",
     ),
     "add_special_tokens": (
         "encoder",
-        lambda m: m.embed("no", add_special_tokens="no"),
+        encoding(add_special_tokens="no"),
         "add_special_tokens='no'",
         "False",
     ),
-    "a prompt's name": (
-        "encoder",
-        lambda m: m.embed("no", prompt_name="title"),
-        "prompt_name='title'",
-        "'query'",
-    ),
+    "a prompt's name": ("encoder", encoding(prompt_name="title"), "prompt_name='title'", "'query'"),
     "a name where there is none": (
         "embedder",
-        lambda m: m.embed([IDS], prompt_name="query"),
+        encoding(prompt_name="query"),
         "prompt_name='query'",
         "leave it out",
     ),
@@ -209,11 +210,12 @@ REQUESTS = {
         "encoder",
         lambda m: m.embed(["no", "yes"], pooling_params=[PoolingParams()]),
         "pooling_params: 1 given for 2",
+        "a list of 2",
     ),
     "no params at all": ("generator", lambda m: m.generate([IDS], []), "sampling_params: 0 given"),
     "sampling a vector": (
         "encoder",
-        lambda m: m.embed("no", pooling_params=GREEDY),
+        encoding(pooling_params=GREEDY),
         "pooling_params=SamplingParams",
         "PoolingParams | None",
     ),
@@ -230,33 +232,31 @@ REQUESTS = {
     ),
     "dimensions": (
         "shorter",
-        lambda m: m.embed([IDS], pooling_params=PoolingParams(dimensions=9)),
+        encoding(pooling_params=PoolingParams(dimensions=9)),
         "dimensions=9",
         "(8, 16)",
     ),
     "no Matryoshka": (
         "embedder",
-        lambda m: m.embed([IDS], pooling_params=PoolingParams(dimensions=8)),
+        encoding(pooling_params=PoolingParams(dimensions=8)),
         "dimensions=8",
         "is_matryoshka",
     ),
     "dimensions of classes": (
         "classifier",
-        lambda m: m.classify("no", pooling_params=PoolingParams(dimensions=8)),
+        encoding(pooling_params=PoolingParams(dimensions=8)),
         "does not support ['dimensions']",
         "use_activation",
     ),
     "steps without STEP": (
         "reward",
-        lambda m: m.reward([IDS], pooling_params=PoolingParams(step_tag_id=7)),
+        encoding(pooling_params=PoolingParams(step_tag_id=7)),
         "does not support ['step_tag_id']",
         "only supports",
     ),
     "chunks of a vector": (
         "embedder",
-        lambda m: m.embed(
-            [IDS], pooling_params=PoolingParams(late_chunking_params=LateChunkingParams(2))
-        ),
+        encoding(pooling_params=PoolingParams(late_chunking_params=LateChunkingParams(2))),
         "late_chunking_params",
         "only supports",
     ),
@@ -273,23 +273,18 @@ REQUESTS = {
     # tasks
     "a removed task": (
         "encoder",
-        lambda m: m.encode("no", pooling_task="score"),
+        encoding(pooling_task="score"),
         "task='score' was removed",
         "'classify'",
     ),
     "another removed task": (
         "encoder",
-        lambda m: m.encode("no", pooling_task="encode"),
+        encoding(pooling_task="encode"),
         "task='encode' was removed",
         "'token_embed'",
     ),
-    "no task": ("encoder", lambda m: m.encode("no", pooling_task="sing"), "task='sing'", "'embed'"),
-    "a list of tasks": (
-        "encoder",
-        lambda m: m.encode("no", pooling_task=["embed"]),
-        "task=['embed']",
-        "'embed'",
-    ),
+    "no task": ("encoder", encoding(pooling_task="sing"), "task='sing'", "'embed'"),
+    "a list of tasks": ("encoder", encoding(pooling_task=["embed"]), "task=['embed']", "'embed'"),
     "classes of an embedder": (
         "encoder",
         lambda m: m.classify("no"),
@@ -344,6 +339,12 @@ REQUESTS = {
         lambda m: m.score("a", "b"),
         "num_labels=3",
         "num_labels == 1",
+    ),
+    "score of a generator": (
+        "generator",
+        lambda m: m.score("a", "b"),
+        "does not support the Scoring API",
+        "convert='embed'",
     ),
     "score of rewards": (
         "reward",

@@ -5,25 +5,18 @@ On the ground floor: config.py, llm.py and the poolers use it.
 
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from nanopool.checks import check_fields, check_value, freeze_ids
+from nanopool.checks import Natural, Positive, TokenIds, check_fields, check_value
 
 if TYPE_CHECKING:
     from nanopool.config import ModelConfig
 
-# In the order in which a model that offers several picks its default.
-POOLING_TASKS = ("embed&token_classify", "embed", "classify", "token_embed", "token_classify")
-POOLING_TASKS += ("plugin",)  # every pooling model offers it: hidden rows as they are
+SEQUENCE_TASKS = ("embed", "classify")  # one row a request
 REMOVED_TASKS = {"score": "'classify'", "encode": "'token_embed' or 'token_classify'"}
-SCORE_TYPES = {
-    "embed": "bi-encoder",
-    "classify": "cross-encoder",
-    "token_embed": "late-interaction",
-}
-SEQ_POOLING_TYPES, TOK_POOLING_TYPES = ("CLS", "LAST", "MEAN"), ("ALL", "STEP")
+SeqPoolingType, TokPoolingType = Literal["CLS", "LAST", "MEAN"], Literal["ALL", "STEP"]
 
 LATE_PARAMS = {"late_chunking_params", "late_interaction_params"}
 STEP_PARAMS = {"step_tag_id", "returned_token_ids"}
@@ -33,8 +26,9 @@ ALLOWED_PARAMS = {
     "classify": {"use_activation"},
     "token_embed": {"use_activation", "dimensions", "step_tag_id", *LATE_PARAMS},
     "token_classify": {"use_activation", *STEP_PARAMS},
-    "plugin": set(),
+    "plugin": set(),  # every pooling model offers it: hidden rows as they are
 }
+POOLING_TASKS = (*ALLOWED_PARAMS,)  # a model that offers several has the first as its default
 
 
 def check_task(task: str | None) -> None:
@@ -48,45 +42,22 @@ def check_task(task: str | None) -> None:
 class LateChunkingParams:
     """Late chunking of one `token_embed` request: means of `chunk_size` rows. Chapter 18."""
 
-    chunk_size: int
+    chunk_size: Positive
 
     def __post_init__(self):
-        check_fields(self, {"chunk_size": 1})
+        check_fields(self)
 
 
 @dataclass(frozen=True)
 class LateInteractionParams:
     """A `token_embed` request as a part of MaxSim: a query to keep or a document. Chapter 17."""
 
-    mode: str
+    mode: Literal["cache_query", "score_doc"]
     query_key: str
-    query_uses: int | None = None
+    query_uses: Positive | None = None
 
     def __post_init__(self):
-        modes = ("cache_query", "score_doc")
-        check_fields(self, {"mode": modes, "query_key": str, "query_uses": 1})
-
-
-RULES = {
-    "use_activation": bool,
-    "dimensions": 1,
-    "step_tag_id": 0,
-    "late_chunking_params": LateChunkingParams,
-    "late_interaction_params": LateInteractionParams,
-    "extra_kwargs": (None,),
-    "output_kind": ("FINAL_ONLY",),
-    "requires_token_ids": bool,
-    "skip_reading_prefix_cache": bool,
-    "prompt_prefix_len": 0,
-    "pooling_type": SEQ_POOLING_TYPES + TOK_POOLING_TYPES,
-    "seq_pooling_type": SEQ_POOLING_TYPES,
-    "tok_pooling_type": TOK_POOLING_TYPES,
-    "logit_mean": float("-inf"),
-    "logit_sigma": float("-inf"),
-    "enable_chunked_processing": bool,
-    "max_embed_len": 1,
-    "enable_flash_late_interaction": bool,
-}
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +70,9 @@ class CommonParams:
 
     task: str | None = None
     use_activation: bool | None = None
-    dimensions: int | None = None
-    step_tag_id: int | None = None
-    returned_token_ids: tuple[int, ...] | None = None
+    dimensions: Positive | None = None
+    step_tag_id: Natural | None = None
+    returned_token_ids: TokenIds | None = None
     normalize: InitVar[Any] = None
     softmax: InitVar[Any] = None
 
@@ -110,8 +81,7 @@ class CommonParams:
             if value is not None:
                 raise ValueError(f"{name}={value!r} was removed: use use_activation={value!r}")
         check_task(self.task)
-        check_fields(self, RULES)
-        freeze_ids(self, "returned_token_ids")
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,16 +93,15 @@ class PoolingParams(CommonParams):
 
     late_chunking_params: LateChunkingParams | None = None
     late_interaction_params: LateInteractionParams | None = None
-    extra_kwargs: None = None
-    output_kind: str = "FINAL_ONLY"
+    extra_kwargs: Literal[None] = None
+    output_kind: Literal["FINAL_ONLY"] = "FINAL_ONLY"
     requires_token_ids: bool = False
     skip_reading_prefix_cache: bool | None = None
-    prompt_prefix_len: int = 0  # rows of the prompt's prefix that MEAN leaves out
-    skip_token_ids: tuple[int, ...] = ()  # tokens whose rows ColBERT drops
+    prompt_prefix_len: Natural = 0  # rows of the prompt's prefix that MEAN leaves out
+    skip_token_ids: TokenIds = ()  # tokens whose rows ColBERT drops
 
     def __post_init__(self, normalize: Any, softmax: Any):
         super().__post_init__(normalize, softmax)
-        freeze_ids(self, "skip_token_ids")
         if self.late_chunking_params and (self.dimensions or self.late_interaction_params):
             raise ValueError(
                 f"late_chunking_params={self.late_chunking_params} cannot be combined with "
@@ -151,9 +120,10 @@ class PoolingParams(CommonParams):
             allowed = allowed - STEP_PARAMS
         others = set.union(*ALLOWED_PARAMS.values()) - allowed
         if refused := sorted(name for name in others if getattr(self, name) is not None):
+            method = pooler.seq_pooling_type if task in SEQUENCE_TASKS else pooler.tok_pooling_type
             raise ValueError(
-                f"task={task!r} with {pooler.tok_pooling_type} pooling only supports "
-                f"{sorted(allowed)} parameters, does not support {refused}"
+                f"task={task!r} with {method} pooling only supports {sorted(allowed)} parameters, "
+                f"does not support {refused}"
             )
         check_dimensions(self.dimensions, config)
         filled = {n: getattr(pooler, n) for n in allowed - LATE_PARAMS if getattr(self, n) is None}
@@ -193,8 +163,8 @@ def check_dimensions(dimensions: int | None, config: "ModelConfig") -> None:
 
 def reads_prefix_cache(task: str, config: "ModelConfig") -> bool:
     """Whether a request may skip rows that an earlier one computed: only LAST needs no others."""
-    is_sequence_task = task in ("embed", "classify") and not config.is_encoder_only
-    return is_sequence_task and config.pooler.seq_pooling_type == "LAST"
+    is_causal = not config.is_encoder_only
+    return is_causal and task in SEQUENCE_TASKS and config.pooler.seq_pooling_type == "LAST"
 
 
 def load_activation(path: str) -> torch.nn.Module:
