@@ -48,6 +48,7 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)  # vLLM: -1 is off
         rules = {"temperature": 0.0, "top_k": 0, "max_tokens": 1, "ignore_eos": bool, "seed": 0}
         check_fields(self, rules)
         check_fraction("top_p", self.top_p)
