@@ -99,6 +99,7 @@ class LLM:
         prompts, task = as_list(prompts), pooling_task or self.model_config.default_task
         check_task(pooling_task)
         if data := [p["data"] for p in prompts if isinstance(p, dict) and "data" in p]:
+            check_value("prompts beside {'data': ...}", len(prompts) - len(data), (0,))
             return [self.run_plugin(item, task, use_tqdm) for item in data]
         params = spread("pooling_params", pooling_params, PoolingParams, len(prompts))
         frame = self.inputs.frame(prompt_name, {p.task or task for p in params}, **tokenization)
@@ -157,8 +158,8 @@ class LLM:
         """`encode` for one task. Raises ValueError where the params name another."""
         prompts = as_list(prompts)
         params = spread("pooling_params", pooling_params, PoolingParams, len(prompts))
-        for item in params:
-            check_value("pooling_params.task", item.task, (None, task))
+        for other in {item.task for item in params}:
+            check_value("pooling_params.task", other, (None, task))
         return self.encode(prompts, params, pooling_task=task, **kwargs)
 
     def run_plugin(self, data: Any, task: str, use_tqdm: bool) -> PoolingRequestOutput | None:
