@@ -37,6 +37,7 @@ class SamplingParams:
     seed: Natural | None = None
 
     def __post_init__(self):
+        object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)  # vLLM: -1 is off
         check_fields(self)
         check_fraction("top_p", self.top_p)
 

@@ -1,60 +1,57 @@
-"""From what the caller writes to token ids: prompts, pairs, templates, limits. Chapters 00, 17."""
+"""From what the caller writes to token ids: prompts, pairs, limits, checks. Chapter 00."""
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from numbers import Integral
 from threading import Lock
 from typing import Any
 
-from nanopool.checks import check_value, refusing
+from nanopool.checks import check_value
 from nanopool.config import ModelConfig
 from nanopool.multi_vector import ROLES
 
-Chat = list[tuple[str, str]]  # messages: (role, text)
+Texts = list[str | tuple[int, ...]]
 TEXTS_AT_ONCE = 1024  # a tokenizer's records of a text are far larger than its ids
+PROMPT_KEYS = {"prompt": str, "prompt_token_ids": list | tuple}
+IN_PIECES = "take it in pieces with PoolerConfig(enable_chunked_processing=True), "
 TRUNCATION = ("truncate_prompt_tokens", "truncation_side", "add_special_tokens")
 
 
 @dataclass(frozen=True)
-class Truncation:
-    """How long a prompt may be: a longer one is cut to `limit` tokens, or refused. Chapter 18."""
-
-    limit: int
-    cut: bool
-    side: str
-    add_special_tokens: bool
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt as token ids, with the facts that its Request carries. Chapter 00."""
-
-    token_ids: tuple[int, ...]
-    text: str | None = None
-    num_first_segment: int | None = None
-    num_keys: int | None = None
-
-
-@dataclass(frozen=True)
 class Frame:
-    """What the folder puts around each text of a call. Chapter 17.
+    """How the texts of a call become prompts: what stands around each, how long it may be.
 
-    A prompt before it (of `prefix_len` rows that MEAN leaves out); for ColBERT also a `marker`
-    behind [CLS], a `limit` to which texts are cut, a `filling` that makes queries as long as itself
-    (attended or not), and the tokens whose rows are dropped.
+    The folder puts a prompt before it (`prefix_len` rows that MEAN leaves out); for ColBERT also a
+    `marker` behind [CLS], a `text_limit` to which texts are cut, a `filling` that makes queries as
+    long as itself (attended or not), and the tokens whose rows are dropped. The call says what
+    `limit` a prompt has, and whether a longer one is cut to it, or refused (naming the task's own
+    `way_out`). Chapters 17 and 18.
     """
 
     prefix: str = ""
     prefix_len: int = 0
     marker: tuple[int, ...] = ()
-    limit: int | None = None
+    text_limit: int | None = None
     filling: tuple[int, ...] = ()
     is_filling_attended: bool = True
     skip_token_ids: tuple[int, ...] = ()
+    limit: int = sys.maxsize
+    is_cut: bool = False
+    side: str = "right"
+    add_special_tokens: bool = True
+    way_out: str = ""
 
 
-PLAIN = Frame()
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt as token ids, how it was written, and what its Request carries. Chapter 00."""
+
+    token_ids: tuple[int, ...]
+    frame: Frame
+    text: str | None = None
+    num_first_segment: int | None = None
+    num_keys: int | None = None
 
 
 class InputProcessor:
@@ -66,41 +63,56 @@ class InputProcessor:
         self.lock = Lock()  # calls from several threads take turns here and in the engine
         is_pooling = config.runner == "pooling"  # a text to continue keeps its end, as in vLLM
         self.truncation_side = tokenizer.truncation_side if is_pooling else "left"
-        self.frames = {role: self.multi_vector_frame(role) for role in ROLES if config.multi_vector}
+        self.default_name = config.default_prompt_name if is_pooling else None
+        self.frames = {name: self.prompt_frame(prefix) for name, prefix in config.prompts.items()}
+        if config.multi_vector:
+            self.default_name = "document"
+            self.frames = {role: self.multi_vector_frame(role) for role in ROLES}
 
-    def truncation(self, limit: int, given: dict[str, Any]) -> Truncation:
-        """From a call's tokenization arguments, given one by one or as `tokenization_kwargs`.
+    def frame(
+        self, name: str | None, tasks: set[str], /, tokenization_kwargs: Any = None, **given: Any
+    ) -> Frame:
+        """How a call's texts are written: with the folder's prompt of that name, or its default.
 
-        `truncate_prompt_tokens` None: too long is an error; -1: cut to what the model takes; n: cut
-        to n tokens. Raises ValueError for other arguments and values.
+        (ColBERT takes "query" or "document".) `truncate_prompt_tokens` None: too long is an error;
+        -1: cut to what the model takes; n: cut to n tokens. Tokenization arguments are given one by
+        one or as `tokenization_kwargs`. Raises ValueError for other names, arguments and values.
         """
-        given = dict(given)
-        check_value("tokenization_kwargs", given.get("tokenization_kwargs"), dict | None)
-        given |= given.pop("tokenization_kwargs", None) or {}
-        for name in given:
-            check_value("tokenization argument", name, TRUNCATION)
-        n, side, special = (given.get(name) for name in TRUNCATION)
+        name = name or self.default_name
+        if name is not None:
+            check_value("prompt_name", name, tuple(self.frames))
+        check_value("tokenization_kwargs", tokenization_kwargs, dict | None)
+        given |= tokenization_kwargs or {}
+        for argument in given:
+            check_value("tokenization argument", argument, TRUNCATION)
+        n, side, special = (given.get(argument) for argument in TRUNCATION)
         check_value("truncation_side", side, (None, "left", "right"))
         check_value("add_special_tokens", special, (None, True, False))
-        longest = limit if n is None else min(limit, self.config.max_model_len)
+        longest = self.length_limit(tasks)
+        longest = longest if n is None else min(longest, self.config.max_model_len)
         if n not in (None, -1):
             check_value("truncate_prompt_tokens", n, range(1, longest + 1))
             longest = n
-        side = side or self.truncation_side
-        return Truncation(longest, n is not None, side, special is not False)
+        return replace(
+            self.frames.get(name, Frame()),
+            limit=longest,
+            is_cut=n is not None,
+            side=side or self.truncation_side,
+            add_special_tokens=special is not False,
+            way_out=IN_PIECES if tasks == {"embed"} else "",
+        )
 
-    def frame(self, prompt_name: str | None) -> Frame:
-        """The prompt of that name, else the folder's default; for ColBERT "query" or "document".
+    def length_limit(self, tasks: set[str]) -> int:
+        """How many tokens a prompt may have; `embed` alone can take it in pieces."""
+        pooler, limit = self.config.pooler, self.config.max_model_len
+        if tasks == {"generate"}:
+            return limit - 1
+        if tasks != {"embed"}:
+            return limit
+        return pooler.max_embed_len or (sys.maxsize if pooler.enable_chunked_processing else limit)
 
-        Raises ValueError for a name that the folder lacks.
-        """
-        name = prompt_name or ("document" if self.frames else self.config.default_prompt_name)
-        if name is None:
-            return PLAIN
-        check_value("prompt_name", name, tuple(self.frames or self.config.prompts))
-        if self.frames:
-            return self.frames[name]
-        prefix = self.config.prompts[name]
+    def prompt_frame(self, prefix: str) -> Frame:
+        """A prompt before each text, and how many rows it has where MEAN leaves them out."""
         if self.config.include_prompt or not prefix:
             return Frame(prefix)
         ids = self.tokenizer(prefix)["input_ids"]
@@ -128,110 +140,80 @@ class InputProcessor:
         ids = self.tokenizer.convert_tokens_to_ids([token for token in tokens if token])
         return tuple(i for i in ids if i not in (None, self.tokenizer.unk_token_id))
 
-    def encode(self, prompts: list, truncation: Truncation, frame: Frame) -> list[Prompt]:
+    def encode(self, prompts: list, frame: Frame, name: str = "prompt") -> list[Prompt]:
         """Texts and token ids, in any of the accepted forms -> Prompts in the same order.
 
-        ValueError names the index of a prompt that is empty, too long, or has an unknown id.
+        ValueError says which prompt is empty, too long, or has an unknown id.
         """
-        parsed = [parse_prompt(prompt, i) for i, prompt in enumerate(prompts)]
-        texts = [prompt for prompt in parsed if isinstance(prompt, str)]
-        written = iter(self.write(truncation, frame, texts) if texts else ())
-        encoded = [
-            next(written) if isinstance(p, str) else Prompt(cut(p, truncation)) for p in parsed
-        ]
-        return self.check(encoded, truncation.limit)
+        parsed = [parse_prompt(prompt, f"{name} {i}") for i, prompt in enumerate(prompts)]
+        written = iter(self.write(frame, [text for text in parsed if isinstance(text, str)]))
+        encoded = [next(written) if isinstance(p, str) else cut(p, frame) for p in parsed]
+        return self.check(encoded, name)
 
-    def write(self, truncation: Truncation, frame: Frame, *texts: list[str]) -> list[Prompt]:
+    def write(self, frame: Frame, *texts: list[str]) -> list[Prompt]:
         """Texts, or pairs as two lists -> Prompts, special tokens and the frame included."""
         starts = [self.tokenizer.cls_token_id], [self.tokenizer.bos_token_id]
         prompts = []
         for i in range(0, len(texts[0]), TEXTS_AT_ONCE):
             part = [side[i : i + TEXTS_AT_ONCE] for side in texts]
-            encoding = self.tokenize(truncation, frame, *part)
+            encoding = self.tokenize(frame, *part)
             types = encoding.get("token_type_ids") or [()] * len(part[0])
             for ids, text, segments in zip(encoding["input_ids"], part[0], types, strict=True):
                 start = int(ids[:1] in starts)
                 ids = (*ids[:start], *frame.marker, *ids[start:])
                 filling = frame.filling[len(ids) :]
                 num_keys = len(ids) if filling and not frame.is_filling_attended else None
-                prompts.append(Prompt((*ids, *filling), text, first_segment(segments), num_keys))
+                facts = frame, text, first_segment(segments), num_keys
+                prompts.append(Prompt((*ids, *filling), *facts))
         return prompts
 
-    def tokenize(self, truncation: Truncation, frame: Frame, *texts: list[str]) -> Any:
-        """Texts, or pairs as two lists -> the tokenizer's BatchEncoding, its marker left out.
+    def tokenize(self, frame: Frame, *texts: list[str]) -> Any:
+        """Texts, or pairs as two lists -> the tokenizer's BatchEncoding, the marker left out.
 
-        Cut as truncation and frame say; the longer text of a pair is cut first.
+        Cut as the frame says; the longer text of a pair is cut first.
         """
-        room = min(truncation.limit, frame.limit or truncation.limit) - len(frame.marker)
-        is_cut = truncation.cut or frame.limit is not None
-        framed = [frame.prefix + text for text in texts[0]], *texts[1:]
-        return self.call_tokenizer(replace(truncation, limit=room, cut=is_cut), *framed)
-
-    def encode_chats(
-        self, chats: list[Chat], template: str, truncation: Truncation
-    ) -> list[Prompt]:
-        """Messages in a chat template -> Prompts; the last message of a long one loses its end.
-
-        What the template puts after that message stays: a reranker reads its answer there.
-        """
-        encoded = self.render(chats, template, truncation)
-        for i, ids in enumerate(encoded):
-            if truncation.cut and len(ids) > truncation.limit:
-                *before, (role, _) = chats[i]
-                (shortest,) = self.render([[*before, (role, "x")]], template, truncation)
-                tail = count_shared(reversed(ids), reversed(shortest))
-                encoded[i] = ids[: max(0, truncation.limit - tail)] + ids[len(ids) - tail :]
-        return [Prompt(tuple(ids)) for ids in encoded]
-
-    def render(self, chats: list[Chat], template: str, truncation: Truncation) -> list[list[int]]:
-        """Messages in a chat template -> token ids, not cut."""
-        chats = [[{"role": role, "content": text} for role, text in chat] for chat in chats]
-        facts = {"tokenize": False} | (self.config.chat_template_kwargs or {})
-        with refusing(f"chat_template={template!r}"):
-            texts = self.tokenizer.apply_chat_template(chats, chat_template=template, **facts)
-        return self.call_tokenizer(replace(truncation, cut=False), texts)["input_ids"]
-
-    def call_tokenizer(self, truncation: Truncation, *texts: list[str]) -> Any:
-        """Texts, or pairs as two lists -> the tokenizer's BatchEncoding."""
+        texts = [frame.prefix + text for text in texts[0]], *texts[1:]
         if self.config.do_lower_case:
             texts = tuple([text.lower() for text in side] for side in texts)
+        is_cut = frame.is_cut or frame.text_limit is not None
+        room = min(frame.limit, frame.text_limit or frame.limit) - len(frame.marker)
         with self.lock:
-            self.tokenizer.truncation_side = truncation.side
+            self.tokenizer.truncation_side = frame.side
             return self.tokenizer(
                 *texts,
-                add_special_tokens=truncation.add_special_tokens,
-                truncation=truncation.cut,
-                max_length=truncation.limit if truncation.cut else None,
+                add_special_tokens=frame.add_special_tokens,
+                truncation=is_cut,
+                max_length=room if is_cut else None,
                 verbose=False,
             )
 
-    def read_side(self, name: str, max_tokens: int, data: Any) -> list[str | tuple[int, ...]]:
+    def read_side(self, side: str, data: Any, name: str, max_tokens: int) -> Texts:
         """The texts of a side of `score`, up to the end of their token `max_tokens` (0: whole)."""
         check_value(name, max_tokens, range(self.config.max_model_len))
-        texts = [parse_prompt(text, i) for i, text in enumerate(as_list(data))]
+        texts = [parse_prompt(text, f"{side}: prompt {i}") for i, text in enumerate(as_list(data))]
         if not max_tokens:
             return texts
         for text in texts:
             check_value(f"a text with {name}={max_tokens}", text, str)
-        encoding = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True)
-        ends = [spans[:max_tokens][-1][1] if spans else 0 for spans in encoding["offset_mapping"]]
+        frame = Frame(limit=max_tokens, is_cut=True, add_special_tokens=False)
+        records = self.tokenize(frame, texts).encodings
+        ends = [record.offsets[-1][1] if record.offsets else 0 for record in records]
         return [text[:end] for text, end in zip(texts, ends, strict=True)]
 
-    def check(self, prompts: list[Prompt], limit: int) -> list[Prompt]:
+    def check(self, prompts: list[Prompt], name: str = "prompt") -> list[Prompt]:
         """The prompts, unless one is empty, too long, or has an id that the vocabulary lacks."""
         last = self.config.hf_config.vocab_size - 1
         for i, prompt in enumerate(prompts):
-            ids = prompt.token_ids
+            ids, frame = prompt.token_ids, prompt.frame
             if not ids:
-                raise ValueError(f"prompt {i} is empty: it has no token; give a text or token ids")
-            if len(ids) > limit:
+                raise ValueError(f"{name} {i} is empty: it has no token; give a text or token ids")
+            if len(ids) > frame.limit:
                 raise ValueError(
-                    f"prompt {i} has {len(ids)} tokens, the limit is {limit}: shorten it, cut it "
-                    "with truncate_prompt_tokens=-1, or, for embed, take it in pieces with "
-                    "PoolerConfig(enable_chunked_processing=True)"
+                    f"{name} {i} has {len(ids)} tokens, the limit is {frame.limit}: shorten it, "
+                    f"{frame.way_out}or cut it with truncate_prompt_tokens=-1"
                 )
             if bad := [token for token in (min(ids), max(ids)) if not 0 <= token <= last]:
-                raise ValueError(f"prompt {i} has token id {bad[0]}, not one from 0 to {last}")
+                raise ValueError(f"{name} {i} has token id {bad[0]}, not one from 0 to {last}")
         return prompts
 
 
@@ -245,33 +227,27 @@ def as_list(prompts: Any) -> list:
     return [prompts] if is_one else prompts
 
 
-def parse_prompt(prompt: Any, i: int) -> str | tuple[int, ...]:
+def parse_prompt(prompt: Any, name: str) -> str | tuple[int, ...]:
     """The text or the token ids of one prompt in any accepted form."""
     if isinstance(prompt, dict):
-        forms = {"prompt"}, {"prompt_token_ids"}, {"prompt", "prompt_token_ids"}
-        check_value(f"keys of prompt {i}", {*prompt}, forms)
         for key, value in prompt.items():
-            check_value(f"{key} of prompt {i}", value, str if key == "prompt" else list | tuple)
+            check_value(f"keys of {name}", key, tuple(PROMPT_KEYS))
+            check_value(f"{key} of {name}", value, PROMPT_KEYS[key])
         prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if isinstance(prompt, str):
-        check_value(f"prompt {i}", prompt, (prompt.encode(errors="ignore").decode(),))
+        check_value(name, prompt, (prompt.encode(errors="ignore").decode(),))
         return prompt
     ids = tuple(prompt) if isinstance(prompt, list | tuple) else (None,)
     if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
-        raise ValueError(f"prompt {i} = {prompt!r}: give a text, or a list of int token ids")
+        raise ValueError(f"{name} = {prompt!r}: give a text, or a list of int token ids")
     return tuple(map(int, ids))
 
 
-def cut(ids: tuple[int, ...], truncation: Truncation) -> tuple[int, ...]:
+def cut(ids: tuple[int, ...], frame: Frame) -> Prompt:
     """Token ids that the caller gave, cut at one side."""
-    if not truncation.cut or len(ids) <= truncation.limit:
-        return ids
-    return ids[-truncation.limit :] if truncation.side == "left" else ids[: truncation.limit]
-
-
-def count_shared(first: Iterable[int], second: Iterable[int]) -> int:
-    """How many tokens two lists have in common before they differ."""
-    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))])
+    if frame.is_cut:
+        ids = ids[-frame.limit :] if frame.side == "left" else ids[: frame.limit]
+    return Prompt(ids, frame)
 
 
 def first_segment(types: list[int]) -> int | None:

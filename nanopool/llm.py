@@ -1,8 +1,7 @@
 """LLM: the public methods. Chapter 00."""
 
-import sys
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,17 +12,16 @@ from nanopool.checks import check_value, refusing, spread
 from nanopool.config import EngineConfig, SamplingParams
 from nanopool.engine.engine import start_ranks
 from nanopool.engine.sequence import Request
-from nanopool.inputs import PLAIN, Frame, InputProcessor, Prompt, as_list
+from nanopool.inputs import Frame, InputProcessor, Prompt, as_list
 from nanopool.outputs import (
     CompletionOutput,
+    Outputs,
     PoolingOutput,
     PoolingRequestOutput,
     RequestOutput,
     warn_unless_finite,
 )
 from nanopool.pooler.params import PoolingParams, check_task
-
-Outputs = list[PoolingRequestOutput]
 
 
 class IOProcessor(Protocol):
@@ -66,7 +64,7 @@ class LLM:
         self.io_processor = io_processor
         self.seed = config.seed
         self.numbers = count()
-        self.resolved: dict[tuple[PoolingParams, str, Frame], PoolingParams] = {}
+        self.resolve = cache(self.resolve_params)
 
     def generate(
         self, prompts: Any, sampling_params: Any = None, use_tqdm: bool = True, **tokenization: Any
@@ -74,11 +72,11 @@ class LLM:
         """One RequestOutput a prompt, in input order; `sampling_params`: one for all, or a list."""
         if (runner := self.model_config.runner) != "generate":
             raise ValueError(f"runner={runner!r} cannot 'generate': use encode, or a generator")
-        truncation = self.inputs.truncation(self.model_config.max_model_len - 1, tokenization)
-        encoded = self.inputs.encode(as_list(prompts), truncation, PLAIN)
+        frame = self.inputs.frame(None, {"generate"}, **tokenization)
+        encoded = self.inputs.encode(as_list(prompts), frame)
         params = spread("sampling_params", sampling_params, SamplingParams, len(encoded))
         requests = [self.generation_request(p, s) for p, s in zip(encoded, params, strict=True)]
-        results = self.run([requests], "generate" if use_tqdm else None)
+        results = self.run(requests, "generate" if use_tqdm else None)
         rows = zip(requests, encoded, results, strict=True)
         return [ids and self.request_output(request, p.text, ids) for request, p, ids in rows]
 
@@ -98,33 +96,26 @@ class LLM:
         get the folder's prompt of `prompt_name`; a ColBERT reads them as documents, or as queries
         with prompt_name="query".
         """
-        prompts, config = as_list(prompts), self.model_config
+        prompts, task = as_list(prompts), pooling_task or self.model_config.default_task
         check_task(pooling_task)
-        task = pooling_task or config.default_task
         if data := [p["data"] for p in prompts if isinstance(p, dict) and "data" in p]:
+            check_value("prompts beside {'data': ...}", len(prompts) - len(data), (0,))
             return [self.run_plugin(item, task, use_tqdm) for item in data]
         params = spread("pooling_params", pooling_params, PoolingParams, len(prompts))
-        limit = self.length_limit({p.task or task for p in params})
-        frame = self.inputs.frame(prompt_name)
-        truncation = self.inputs.truncation(limit, tokenization)
-        encoded = self.inputs.encode(prompts, truncation, frame)
-        pairs = [*zip(encoded, params, strict=True)]
-        requests = [self.pooling_request(prompt, p, p.task or task, frame) for prompt, p in pairs]
-        outputs = self.pool([requests], task if use_tqdm else None)
-        char_spans = partial(long_text.char_spans, self.inputs, truncation, frame)
-        return long_text.add_chunks(outputs, pairs, char_spans)
+        frame = self.inputs.frame(prompt_name, {p.task or task for p in params}, **tokenization)
+        return self.pool(self.inputs.encode(prompts, frame), params, task, use_tqdm)
 
     def embed(self, prompts: Any, *, pooling_params: Any = None, **kwargs: Any) -> Outputs:
         """`.outputs.embedding`: one vector a prompt."""
-        return self.encode(prompts, pooling_params, pooling_task="embed", **kwargs)
+        return self.encode_as("embed", prompts, pooling_params, **kwargs)
 
     def classify(self, prompts: Any, *, pooling_params: Any = None, **kwargs: Any) -> Outputs:
         """`.outputs.probs`: one number a label."""
-        return self.encode(prompts, pooling_params, pooling_task="classify", **kwargs)
+        return self.encode_as("classify", prompts, pooling_params, **kwargs)
 
     def reward(self, prompts: Any, *, pooling_params: Any = None, **kwargs: Any) -> Outputs:
         """`.outputs.data`: one number a token, or a step."""
-        return self.encode(prompts, pooling_params, pooling_task="token_classify", **kwargs)
+        return self.encode_as("token_classify", prompts, pooling_params, **kwargs)
 
     def score(
         self,
@@ -143,14 +134,12 @@ class LLM:
         `chat_template` (of messages by query and document) writes a cross-encoder's pairs;
         `max_tokens_per_...` shorten the texts first (0: not). scoring.py has the three routes.
         """
-        queries = self.inputs.read_side("max_tokens_per_query", max_tokens_per_query, data_1)
-        documents = self.inputs.read_side("max_tokens_per_doc", max_tokens_per_doc, data_2)
-        task = scoring.score_task(self.model_config)
-        truncation = self.inputs.truncation(self.length_limit({task}), tokenization)
+        inputs, task = self.inputs, scoring.score_task(self.model_config)
+        queries = inputs.read_side("data_1", data_1, "max_tokens_per_query", max_tokens_per_query)
+        documents = inputs.read_side("data_2", data_2, "max_tokens_per_doc", max_tokens_per_doc)
         (params,) = spread("pooling_params", pooling_params, PoolingParams, 1)
         check_value("pooling_params.task", params.task, (None, task))
-        progress = "score" if use_tqdm else None
-        call = scoring.ScoreCall(self, task, params, truncation, chat_template, progress)
+        call = scoring.ScoreCall(self, task, params, chat_template, tokenization, use_tqdm)
         return call.run(queries, documents)
 
     def rerank(
@@ -159,10 +148,19 @@ class LLM:
         """(index, score) of the `top_n` best documents (None or 0: all), ties in input order."""
         check_value("top_n", 0 if top_n is None else top_n, 0)
         check_value("the number of queries", len(as_list(query)), (1,))
+        scoring.score_task(self.model_config)
         documents = as_list(documents)
         outputs = self.score(query, documents, **kwargs) if documents else []
         scores = [(i, output.outputs.score) for i, output in enumerate(outputs) if output]
         return sorted(scores, key=lambda pair: -pair[1])[: top_n or None]
+
+    def encode_as(self, task: str, prompts: Any, pooling_params: Any, **kwargs: Any) -> Outputs:
+        """`encode` for one task. Raises ValueError where the params name another."""
+        prompts = as_list(prompts)
+        params = spread("pooling_params", pooling_params, PoolingParams, len(prompts))
+        for other in {item.task for item in params}:
+            check_value("pooling_params.task", other, (None, task))
+        return self.encode(prompts, params, pooling_task=task, **kwargs)
 
     def run_plugin(self, data: Any, task: str, use_tqdm: bool) -> PoolingRequestOutput | None:
         """The io_processor's answer to one piece of data."""
@@ -174,37 +172,31 @@ class LLM:
         first, *_ = outputs
         return first and replace(first, outputs=io.post_process(outputs), prompt_token_ids=[])
 
-    def length_limit(self, tasks: set[str]) -> int:
-        """How many tokens a prompt may have; `embed` alone can take it in pieces."""
-        pooler, limit = self.model_config.pooler, self.model_config.max_model_len
-        if tasks != {"embed"}:
-            return limit
-        return pooler.max_embed_len or (sys.maxsize if pooler.enable_chunked_processing else limit)
+    def pooling_request(self, prompt: Prompt, params: PoolingParams, task: str) -> Request:
+        """The one place where pooling requests are made; equal params are resolved once.
 
-    def pooling_request(
-        self, prompt: Prompt, params: PoolingParams, task: str, frame: Frame = PLAIN
-    ) -> Request:
-        """The one place where pooling requests are made; equal params are resolved once."""
-        key = params, task, frame
-        if key not in self.resolved:
-            resolved = params.resolve(task, self.model_config)
-            facts = {"prompt_prefix_len": frame.prefix_len, "skip_token_ids": frame.skip_token_ids}
-            facts |= self.llm_engine.pooling_updates(task)
-            self.resolved[key] = replace(resolved, **facts)
+        A task of the params goes before `task`.
+        """
+        pooling = self.resolve(params, params.task or task, prompt.frame)
         return Request(
             request_id=str(next(self.numbers)),
             token_ids=prompt.token_ids,
-            pooling=self.resolved[key],
+            pooling=pooling,
             num_first_segment=prompt.num_first_segment,
             num_keys=prompt.num_keys,
-            reads_prefix_cache=not self.resolved[key].skip_reading_prefix_cache,
+            reads_prefix_cache=not pooling.skip_reading_prefix_cache,
         )
+
+    def resolve_params(self, params: PoolingParams, task: str, frame: Frame) -> PoolingParams:
+        """What the engine is told: the params with all defaults, and what it must know besides."""
+        resolved = params.resolve(task, self.model_config)
+        facts = {"prompt_prefix_len": frame.prefix_len, "skip_token_ids": frame.skip_token_ids}
+        return replace(resolved, **facts, **self.llm_engine.pooling_updates(task))
 
     def generation_request(self, prompt: Prompt, params: SamplingParams) -> Request:
         """The one place where generation requests are made."""
-        number, stops = next(self.numbers), {*(params.stop_token_ids or ())}
-        if not params.ignore_eos:
-            stops |= {*self.model_config.eos_token_ids}
+        number = next(self.numbers)
+        ends = () if params.ignore_eos else self.model_config.eos_token_ids
         room = self.model_config.max_model_len - len(prompt.token_ids)
         return Request(
             request_id=str(number),
@@ -212,36 +204,40 @@ class LLM:
             sampling=params,
             max_new_tokens=min(params.max_tokens, room),
             seed=(self.seed, number) if params.seed is None else (params.seed,),
-            stop_ids=frozenset(stops),
+            stop_ids=frozenset((*ends, *(params.stop_token_ids or ()))),
             reads_prefix_cache=True,
         )
 
-    def run(self, waves: list[list[Request]], progress: str | None) -> list[Any]:
+    def run(self, requests: list[Request], progress: str | None) -> list[Any]:
         """Check every request, compute all of them on all ranks; results in their order.
 
-        Long ones first, so that a step packs alike rows.
+        One that is too long is split. Queries that documents wait for are a wave of their own; in a
+        wave long ones go first, so that a step packs alike rows.
         """
-        for wave in waves:
-            for i, request in enumerate(wave):
-                self.llm_engine.scheduler.check(request, f"prompt {i}")
-        by_length = [sorted(wave, key=lambda r: -len(r.token_ids)) for wave in waves]
+        pieces = [long_text.split(r, self.model_config.max_model_len) for r in requests]
+        for i, (longest, *_) in enumerate(pieces):
+            self.llm_engine.scheduler.check(longest, f"prompt {i}")
+        by_length = sorted(chain(*pieces), key=lambda part: -len(part.token_ids))
+        waves = [[part for part in by_length if is_kept(part) is first] for first in (True, False)]
         with self.inputs.lock:
-            result = self.ranks.call("run", by_length, progress)
+            result = self.ranks.call("run", waves, progress)
         if result.error is not None:
             raise result.error
-        is_first = self.llm_engine.tp.rank == 0
-        return [result.outputs[r.request_id] if is_first else None for r in chain(*waves)]
+        if self.llm_engine.tp.rank > 0:
+            return [None] * len(requests)
+        return [long_text.join(parts, result.outputs) for parts in pieces]
 
-    def pool(self, waves: list[list[Request]], progress: str | None) -> Outputs:
-        """Outputs of all waves' requests in their order; a request that is too long is split."""
-        length = self.model_config.max_model_len
-        pieces = [[long_text.split(request, length) for request in wave] for wave in waves]
-        results = iter(self.run([[*chain(*wave)] for wave in pieces], progress))
+    def pool(self, prompts: list[Prompt], params: list, task: str, use_tqdm: bool) -> Outputs:
+        """One output a prompt, in their order; `params` has one PoolingParams for each."""
+        pairs = zip(prompts, params, strict=True)
+        requests = [self.pooling_request(prompt, p, task) for prompt, p in pairs]
+        results = self.run(requests, task if use_tqdm else None)
         outputs = []
-        for request, parts in zip(chain(*waves), chain(*pieces), strict=True):
-            data = long_text.join([next(results) for _ in parts], parts)
-            facts = request.request_id, PoolingOutput(data), [*request.token_ids]
-            outputs.append(None if data is None else PoolingRequestOutput(*facts))
+        for prompt, request, data in zip(prompts, requests, results, strict=True):
+            late = long_text.late_chunks(self.inputs, prompt, request.pooling.late_chunking_params)
+            facts = request.request_id, PoolingOutput(data), [*prompt.token_ids]
+            output = PoolingRequestOutput(*facts, late_chunking=late)
+            outputs.append(None if data is None else output)
         warn_unless_finite(outputs)
         return outputs
 
@@ -268,3 +264,9 @@ class LLM:
 
     def __repr__(self) -> str:
         return f"LLM({self.model_config})"
+
+
+def is_kept(request: Request) -> bool:
+    """Whether the rows wait in the engine: a query of late interaction, for its documents."""
+    late = request.pooling and request.pooling.late_interaction_params
+    return late is not None and late.mode == "cache_query"

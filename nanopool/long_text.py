@@ -3,19 +3,16 @@
 Chunked prefill, the third thing called chunking, is the scheduler's.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from nanopool.engine.sequence import Request
-from nanopool.inputs import Frame, InputProcessor, Prompt, Truncation
-from nanopool.outputs import Chunk, LateChunking, PoolingRequestOutput
-from nanopool.pooler.params import LateChunkingParams, PoolingParams
-
-Span = tuple[int, int]
+from nanopool.inputs import InputProcessor, Prompt
+from nanopool.outputs import Chunk, LateChunking
+from nanopool.pooler.params import LateChunkingParams
 
 
 def split(request: Request, length: int) -> list[Request]:
@@ -32,52 +29,42 @@ def split(request: Request, length: int) -> list[Request]:
     return pieces
 
 
-def join(results: list[Tensor | None], pieces: list[Request]) -> Tensor | None:
+def join(pieces: list[Request], results: dict[str, Any]) -> Any:
     """The pieces' vectors `[D]` -> their mean by numbers of tokens, normalised where they are.
 
-    vLLM leaves the mean as it is, shorter than 1. None on ranks that hold no results.
+    vLLM leaves the mean as it is, shorter than 1. A request that was not split keeps its result.
     """
-    if len(pieces) == 1 or results[0] is None:
-        return results[0]
-    vectors = torch.stack(results).float()  # [pieces, D]
+    if len(pieces) == 1:
+        return results[pieces[0].request_id]
+    vectors = torch.stack([results[piece.request_id] for piece in pieces]).float()  # [pieces, D]
     weights = vectors.new_tensor([len(piece.token_ids) for piece in pieces])
     mean = weights @ vectors / weights.sum()
     return F.normalize(mean, dim=0) if pieces[0].pooling.use_activation else mean
 
 
-def add_chunks(
-    outputs: list[PoolingRequestOutput | None],
-    pairs: list[tuple[Prompt, PoolingParams]],
-    spans_of: Callable[[Prompt], list[Span]],
-) -> list[PoolingRequestOutput | None]:
-    """The outputs; those of late chunking with what each of their rows stands for."""
-    return [
-        replace(output, late_chunking=late_chunks(len(prompt.token_ids), spans_of(prompt), late))
-        if output and (late := params.late_chunking_params)
-        else output
-        for output, (prompt, params) in zip(outputs, pairs, strict=True)
-    ]
-
-
-def late_chunks(n: int, spans: list[Span], params: LateChunkingParams) -> LateChunking:
-    """Chunks of n tokens whose characters are `spans` (none are known: an empty list)."""
-    chunks = []
+def late_chunks(
+    inputs: InputProcessor, prompt: Prompt, params: LateChunkingParams | None
+) -> LateChunking | None:
+    """Which tokens of the prompt, and which characters of its text, each chunk stands for."""
+    if params is None:
+        return None
+    spans, n, chunks = char_spans(inputs, prompt), len(prompt.token_ids), []
     for first in range(0, n, params.chunk_size):
         end = min(first + params.chunk_size, n)
-        inside = [(a, b) for a, b in spans[first:end] if a < b]
-        chars = (min(a for a, _ in inside), max(b for _, b in inside)) if inside else None
+        inside = [span for span in spans[first:end] if span[0] < span[1]]
+        chars = (inside[0][0], inside[-1][1]) if inside else None
         chunks.append(Chunk((first, end), chars))
     return LateChunking(tuple(chunks), n)
 
 
-def char_spans(
-    inputs: InputProcessor, truncation: Truncation, frame: Frame, prompt: Prompt
-) -> list[Span]:
+def char_spans(inputs: InputProcessor, prompt: Prompt) -> list[tuple[int, int]]:
     """The characters (first, end) of its text that each token stands for, the frame not counted.
 
     None are known for token ids, and for a tokenizer in plain Python.
     """
-    records = prompt.text and inputs.tokenize(truncation, frame, [prompt.text]).encodings
+    frame = prompt.frame
+    records = prompt.text and inputs.tokenize(frame, [prompt.text]).encodings
     spans = [*records[0].offsets] if records else []
-    spans[1:1] = [(0, 0)] * len(frame.marker)
+    start = int(prompt.token_ids[: len(frame.marker)] != frame.marker)  # it stands behind [CLS]
+    spans[start:start] = [(0, 0)] * len(frame.marker)
     return [(max(0, a - len(frame.prefix)), b - len(frame.prefix)) for a, b in spans]

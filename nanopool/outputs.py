@@ -84,7 +84,10 @@ class PoolingRequestOutput:
     late_chunking: LateChunking | None = None
 
 
-def warn_unless_finite(outputs: list[PoolingRequestOutput | None]) -> None:
+Outputs = list[PoolingRequestOutput | None]  # None: on ranks other than 0
+
+
+def warn_unless_finite(outputs: Outputs) -> None:
     """One warning that names every result with inf or NaN; its neighbours are right."""
     bad = [o.request_id for o in outputs if o and not torch.isfinite(o.outputs.data).all()]
     if bad:

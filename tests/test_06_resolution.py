@@ -765,7 +765,7 @@ BAD_SAMPLING = [
     ("temperature", "hot"),
     ("top_p", 0.0),
     ("top_p", 1.1),
-    ("top_k", -1),
+    ("top_k", -2),
     ("top_k", 0.5),
     ("max_tokens", 0),
     ("max_tokens", None),

@@ -65,6 +65,10 @@ def seeded(**fields) -> list[SamplingParams]:
     return [SamplingParams(max_tokens=12, ignore_eos=True, seed=i, **fields) for i in range(4)]
 
 
+def test_vllms_word_for_no_top_k_is_taken():
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
 @pytest.mark.parametrize("fields", [{}, {"top_k": 5, "temperature": 1.5}, {"top_p": 0.8}], ids=str)
 def test_a_seed_gives_the_same_tokens_alone_batched_and_on_two_ranks(checkpoint, fields):
     params = seeded(**fields)

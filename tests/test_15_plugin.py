@@ -69,6 +69,11 @@ def test_data_need_the_task_and_a_processor(checkpoint, llm: LLM):
             other.encode({"data": ROWS}, pooling_task="plugin", use_tqdm=False)
 
 
+def test_data_and_prompts_do_not_mix(llm: LLM):
+    with pytest.raises(ValueError, match=r"beside {'data': \.\.\.}=1"):
+        llm.encode([{"data": ROWS}, [10]], pooling_task="plugin", use_tqdm=False)
+
+
 @pytest.mark.parametrize("budget", [1, 3])
 def test_a_causal_model_may_cut_plugin_requests(checkpoint, budget):
     prompts = references.random_prompts(300, (2, 9, 20))

@@ -216,6 +216,17 @@ def test_a_document_without_its_query_is_an_error_and_the_next_call_is_right(col
     assert scores(colbert, QUERIES[0], DOCUMENTS) == expected
 
 
+def test_a_callers_own_queries_go_before_their_documents(colbert):
+    """In one call of encode, whatever the order and the lengths."""
+    texts = [*DOCUMENTS, "paris"]
+    *documents, query = ask(colbert, texts, "token_embed")
+    late = [LateInteractionParams("score_doc", "own")] * 3
+    late.append(LateInteractionParams("cache_query", "own", 3))
+    params = [PoolingParams(late_interaction_params=part) for part in late]
+    found = [x.item() for x in ask(colbert, texts, "token_embed", params)[:3]]
+    assert_close(found, [references.maxsim(query, document) for document in documents])
+
+
 def test_a_failure_between_the_waves_leaves_nothing(colbert, pooled, monkeypatch):
     expected = scores(colbert, QUERIES[0], DOCUMENTS)
     runner, seen = colbert.llm_engine.runner, []

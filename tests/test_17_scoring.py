@@ -215,6 +215,16 @@ def test_a_pair_that_the_caller_wrote_as_a_chat_is_left_as_it_is(qwen3):
     assert prompts(llm, query, "<Document>" + document) == prompts(llm, QUERY, DOCUMENTS[0])
 
 
+def test_each_pair_is_looked_at_by_itself(qwen3):
+    """One query of two is a chat already: it does not decide for the other."""
+    llm, _ = qwen3
+    text = references.rerank_prompt(QUERY, DOCUMENTS[0])
+    query, document = text.split("<Document>")
+    queries, documents = [QUERY, query], [DOCUMENTS[0], "<Document>" + document]
+    assert prompts(llm, queries, documents) == prompts(llm, QUERY, DOCUMENTS[0]) * 2
+    assert prompts(llm, queries[::-1], documents[::-1]) == prompts(llm, QUERY, DOCUMENTS[0]) * 2
+
+
 @pytest.mark.parametrize("side", [None, "left"])
 def test_query_and_closing_template_survive_a_long_document(qwen3, side):
     llm, _ = qwen3

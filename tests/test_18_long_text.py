@@ -113,6 +113,13 @@ def test_a_long_text_names_the_limit_and_the_ways_out(checkpoint):
     assert "enable_chunked_processing=True" in str(error.value)
 
 
+def test_pieces_are_advised_for_embeddings_alone(checkpoint):
+    with start(checkpoint("sentence_transformer")) as llm:
+        with pytest.raises(ValueError, match="truncate_prompt_tokens=-1") as error:
+            ask(llm, PROMPTS[-1:], "token_embed")
+    assert "enable_chunked_processing" not in str(error.value)
+
+
 @pytest.mark.parametrize(("in_pieces", "limit"), [(False, 20), (True, 100)])
 def test_max_embed_len_is_the_longest_text(checkpoint, in_pieces, limit):
     config = PoolerConfig(max_embed_len=limit, enable_chunked_processing=in_pieces)

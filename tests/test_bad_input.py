@@ -316,12 +316,34 @@ REQUESTS = {
         "data=5",
         "LLM(io_processor=...)",
     ),
+    "a class for a vector": (
+        "encoder",
+        lambda m: m.embed(["no", "a"], pooling_params=[None, PoolingParams(task="token_embed")]),
+        "pooling_params.task='token_embed'",
+        "'embed'",
+    ),
     # score
     "no pairs": ("cross-encoder", lambda m: m.score([], []), "data_1 has 0", "1:1, 1:N or N:N"),
     "two and three": ("encoder", lambda m: m.score(["a"] * 2, ["b"] * 3), "2 texts", "N:N"),
     "three and one": ("encoder", lambda m: m.score(["a"] * 3, "b"), "data_1 has 3", "N:N"),
     "nothing to score": ("cross-encoder", lambda m: m.score("a", None), "prompts=None"),
-    "a list in a list": ("encoder", lambda m: m.score([["a"]], "b"), "prompt 0 = ['a']", "a text"),
+    "a list in a list": (
+        "encoder",
+        lambda m: m.score([["a"]], "b"),
+        "data_1: prompt 0 = ['a']",
+        "a text",
+    ),
+    "a long document": (
+        "encoder",
+        lambda m: m.score("no", ["yes", LONG]),
+        "data_2: prompt 1 has 302 tokens",
+        "truncate_prompt_tokens=-1",
+    ),
+    "no documents, and no scores": (
+        "reward",
+        lambda m: m.rerank("a", []),
+        "does not support the Scoring API",
+    ),
     "ids in a pair": (
         "cross-encoder",
         lambda m: m.score(IDS, "no"),
