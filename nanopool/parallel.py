@@ -5,7 +5,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -105,17 +105,16 @@ def run_threads(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]
     A failing rank frees those that wait for it. Its error, the first of all, is raised here when
     every thread has ended; the next run finds the group as new.
     """
-    results: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
         errors.append(error)
         group.barrier.abort()
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> T | None:
         try:
             with torch.inference_mode():
-                results[rank] = fn(LocalTP(rank, group))
+                return fn(LocalTP(rank, group))
         except BaseException as error:
             fail(error)
 
@@ -123,13 +122,12 @@ def run_threads(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]
     with ThreadPoolExecutor(group.size) as pool:
         try:
             others = [pool.submit(run, rank) for rank in range(1, group.size)]
-            run(0)
-            wait(others)
+            results = [run(0), *(other.result() for other in others)]
         except KeyboardInterrupt as error:
             fail(error)
     if errors:
         raise errors[0]
-    return [results[rank] for rank in range(group.size)]
+    return results
 
 
 def simulate(fn: Callable[[TensorParallel], T], size: int) -> list[T]:

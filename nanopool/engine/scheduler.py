@@ -84,28 +84,21 @@ class Scheduler:
         self.waiting.appendleft(seq)
 
     def _admit_waiting(self, scheduled: Scheduled) -> None:
+        """First pieces of waiting sequences, until budget or blocks do not allow the next one's."""
         budget = self.max_num_batched_tokens - sum(n for _, n in scheduled)
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            n = self._admit(self.waiting[0], budget)
-            if n is None:
+            seq = self.waiting[0]
+            hits = self.block_manager.find_prefix(seq)
+            cached = len(hits) * self.block_manager.block_size
+            n = min(seq.num_tokens - cached, budget)
+            is_cut = cached + n < seq.num_tokens
+            if is_cut and not self._may_cut(seq):
                 return
-            seq = self.waiting.popleft()
-            self.running.append(seq)
+            if not self.block_manager.allocate(seq, cached + n, hits):
+                return
+            self.running.append(self.waiting.popleft())
             scheduled.append((seq, n))
             budget -= n
-
-    def _admit(self, seq: Sequence, budget: int) -> int | None:
-        """Blocks for a first piece of a waiting sequence.
-
-        None when budget or blocks do not allow it.
-        """
-        hits = self.block_manager.find_prefix(seq)
-        cached = len(hits) * self.block_manager.block_size
-        wanted = seq.num_tokens - cached
-        if wanted > budget and not self._may_cut(seq):
-            return None
-        n = min(wanted, budget)
-        return n if self.block_manager.allocate(seq, cached + n, hits) else None
 
     def _may_cut(self, seq: Sequence) -> bool:
         """Whether a prompt may be computed in pieces.

@@ -107,18 +107,14 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
 class QKVParallelLinear(MergedColumnParallelLinear):
     """The q, k and v projections as one product, split by heads. Chapter 02.
 
+    `heads` says how many each projection has, by its name in the checkpoint: H, K and K.
     K key/value heads fewer than R ranks are replicated: R/K neighbouring ranks hold the same head.
     """
 
     def __init__(
-        self,
-        hidden: int,
-        heads: tuple[int, int, int],
-        bias: bool,
-        tp: TensorParallel,
-        names: tuple[str, str, str],
+        self, hidden: int, heads: dict[str, int], head_dim: int, bias: bool, tp: TensorParallel
     ):
-        H, K, d = heads
+        H, K, _ = heads.values()
         if K % tp.size and tp.size % K:
             raise ValueError(
                 f"num_key_value_heads = {K} and tensor_parallel_size = {tp.size}: one must be "
@@ -126,8 +122,8 @@ class QKVParallelLinear(MergedColumnParallelLinear):
             )
         self.num_heads = divide(H, tp.size, "num_attention_heads")
         self.num_kv_heads = max(1, K // tp.size)
-        parts = dict(zip(names, (H * d, K * d, K * d), strict=True))
-        pieces = dict(zip(names, (tp.size, *[min(K, tp.size)] * 2), strict=True))
+        parts = {name: count * head_dim for name, count in heads.items()}
+        pieces = {name: min(count, tp.size) for name, count in heads.items()}
         super().__init__(hidden, parts, bias, tp, "num_heads", pieces)
 
 

@@ -75,7 +75,7 @@ class BertAttention(nn.Module):
         hf = config.hf_config
         H, D = hf.num_attention_heads, hf.hidden_size
         self.head_dim = D // H
-        self.qkv = QKVParallelLinear(D, (H, H, self.head_dim), True, tp, QKV_NAMES)
+        self.qkv = QKVParallelLinear(D, dict.fromkeys(QKV_NAMES, H), self.head_dim, True, tp)
         self.attn = Attention(self.head_dim, causal=False)
         self.output = BertSelfOutput(D, config, tp, "hidden_size")
 
