@@ -149,7 +149,8 @@ class Batch:
     def _groups(self) -> Iterator[tuple[int, int]]:
         """[i, j) of neighbours with one query length and one key length.
 
-        Decoding sequences may differ by a quarter: a little wasted work, far fewer calls.
+        Decoding sequences may differ by a quarter: a little wasted work, far fewer calls. A prompt
+        of one token may be among them, since its key is in the pool as well.
         """
         i, shortest, longest = 0, self.key_lens[0], self.key_lens[0]
         for j, (query_len, key_len) in enumerate(zip(self.query_lens, self.key_lens, strict=True)):
@@ -164,7 +165,7 @@ class Batch:
         count, query_len, key_len = j - i, self.query_lens[i], max(self.key_lens[i:j])
         rows = slice(first_row, first_row + count * query_len)
         fresh = Run(rows, count, query_len, key_len, None, None)
-        if key_len <= query_len:
+        if key_len <= query_len:  # nothing was cached before
             return fresh
         key_lens = np.array(self.key_lens[i:j])[:, None]  # [count, 1]
         keys = np.minimum(np.arange(key_len), key_lens - 1)  # past the end: the sequence's last
