@@ -1,6 +1,6 @@
 """The tensors of one step, shared by engine, models and layers. Chapters 03 and 10."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -95,20 +95,20 @@ class Batch:
         """
         query_lens = tuple(len(part.token_ids) for part in slices)
         key_lens = tuple(part.key_len for part in slices)
-        starts = np.array([part.start for part in slices])
-        ends = np.cumsum(query_lens)
-        positions = np.arange(ends[-1]) - np.repeat(ends - query_lens - starts, query_lens)
+        edges = cumulative(query_lens)
+        offsets = np.array([part.start for part in slices]) - edges[:-1]
+        owners = np.repeat(np.arange(len(slices)), query_lens)  # [T]
+        positions = np.arange(edges[-1]) + offsets[owners]
         tables = slots = None
         if block_size is not None:
             tables = pad_tables([part.block_table for part in slices])
-            owners = np.repeat(np.arange(len(slices)), query_lens)
             slots = slots_of(tables, owners, positions, block_size)
             is_dead = np.array([not part.block_table for part in slices])
             slots[is_dead[owners]] = -1
         host = {
             "input_ids": np.concatenate([part.token_ids for part in slices]),
             "positions": positions,
-            "cu_seqlens_q": cumulative(query_lens),
+            "cu_seqlens_q": edges,
             "cu_seqlens_k": cumulative(key_lens),
             "slot_mapping": slots,
             "block_tables": tables,
@@ -127,7 +127,7 @@ class Batch:
     def runs(self) -> tuple[Run, ...]:
         """The sequences grouped for plain attention, once a step, when the first layer asks."""
         first_row = [0, *accumulate(self.query_lens)]
-        return tuple(self._run(i, j, first_row[i], first_row[j]) for i, j in self._groups())
+        return tuple(self._run(i, j, first_row[i]) for i, j in self._groups())
 
     @cached_property
     def key_rows(self) -> Tensor | None:
@@ -146,43 +146,40 @@ class Batch:
         """The number of keys of each sequence, `[B]` on the device."""
         return self.cu_seqlens_k.diff()
 
-    def _groups(self) -> list[tuple[int, int]]:
+    def _groups(self) -> Iterator[tuple[int, int]]:
         """[i, j) of neighbours with one query length and one key length.
 
-        Decoding sequences may differ by a quarter: a little wasted work, far fewer calls.
+        Decoding sequences may differ by a quarter: a little wasted work, far fewer calls. A prompt
+        of one token may be among them, since its key is in the pool as well.
         """
-        groups, i = [], 0
-        for j in range(1, len(self.query_lens) + 1):
-            if j < len(self.query_lens) and self.query_lens[j] == self.query_lens[i]:
-                shortest, longest = sorted((self.key_lens[i], self.key_lens[j]))
-                slack = shortest // 4 + 16 if self._is_cached(i) and self.query_lens[i] == 1 else 0
-                if longest <= shortest + slack and self._is_cached(i) == self._is_cached(j):
-                    continue
-            groups.append((i, j))
-            i = j
-        return groups
+        i, shortest, longest = 0, self.key_lens[0], self.key_lens[0]
+        for j, (query_len, key_len) in enumerate(zip(self.query_lens, self.key_lens, strict=True)):
+            shortest, longest = min(shortest, key_len), max(longest, key_len)
+            slack = shortest // 4 + 16 if query_len == 1 else 0
+            if query_len != self.query_lens[i] or longest > shortest + slack:
+                yield i, j
+                i, shortest, longest = j, key_len, key_len
+        yield i, len(self.query_lens)
 
-    def _is_cached(self, i: int) -> bool:
-        return self.key_lens[i] > self.query_lens[i]
-
-    def _run(self, i: int, j: int, first_row: int, last_row: int) -> Run:
-        query_len, key_len = self.query_lens[i], max(self.key_lens[i:j])
-        fresh = Run(slice(first_row, last_row), j - i, query_len, key_len, None, None)
-        if not self._is_cached(i):
+    def _run(self, i: int, j: int, first_row: int) -> Run:
+        count, query_len, key_len = j - i, self.query_lens[i], max(self.key_lens[i:j])
+        rows = slice(first_row, first_row + count * query_len)
+        fresh = Run(rows, count, query_len, key_len, None, None)
+        if key_len <= query_len:  # nothing was cached before
             return fresh
-        device = self.input_ids.device
-        key_lens = np.array(self.key_lens[i:j])[:, None]
+        key_lens = np.array(self.key_lens[i:j])[:, None]  # [count, 1]
         keys = np.minimum(np.arange(key_len), key_lens - 1)  # past the end: the sequence's last
-        owners = np.repeat(np.arange(i, j), key_len)
-        slots = slots_of(self.host_tables, owners, keys.reshape(-1), self.block_size)
-        mask = None
-        if query_len > 1 or key_lens.min() < key_len:
-            last_key = key_lens - query_len + np.arange(query_len)  # [count, query_len]
-            if query_len > 1:
-                last_key = last_key[:1]
-            hidden = np.arange(key_len) > last_key[:, None, :, None]
-            mask = to_device(np.where(hidden, np.float32("-inf"), np.float32(0)), device)
-        return fresh._replace(slots=to_device(slots, device), mask=mask)
+        slots = slots_of(self.host_tables, np.arange(i, j)[:, None], keys, self.block_size)
+        if key_lens.min() == key_len:
+            key_lens = key_lens[:1]  # equal lengths share one mask
+        last_key = key_lens - query_len + np.arange(query_len)  # [count or 1, query_len]
+        hidden = np.arange(key_len) > last_key[:, None, :, None]
+        mask = np.where(hidden, np.float32("-inf"), np.float32(0))
+        device = self.input_ids.device
+        return fresh._replace(
+            slots=to_device(slots.reshape(-1), device),
+            mask=to_device(mask, device) if hidden.any() else None,
+        )
 
 
 def cumulative(lens: tuple[int, ...]) -> np.ndarray:

@@ -4,12 +4,11 @@ import pickle
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +19,7 @@ TURN = timedelta(seconds=0.1)
 TIMEOUT = timedelta(hours=1)
 
 
-class TensorParallel(ABC):
+class TensorParallel(Protocol):
     """One rank's place in its group; every layer with split weights holds one (chapter 02).
 
     All ranks call the same operations in the same order. An operation returns when every rank has
@@ -30,19 +29,15 @@ class TensorParallel(ABC):
     rank: int
     size: int
 
-    @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of x over the ranks, with the same bits on each; x keeps its values."""
 
-    @abstractmethod
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Every rank's x (of one shape), concatenated along dim in rank order."""
 
-    @abstractmethod
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, any picklable object, on every rank; treat it as frozen."""
 
-    @abstractmethod
     def barrier(self) -> None:
         """Waits until every rank is here."""
 
@@ -110,17 +105,16 @@ def run_threads(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]
     A failing rank frees those that wait for it. Its error, the first of all, is raised here when
     every thread has ended; the next run finds the group as new.
     """
-    results: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
         errors.append(error)
         group.barrier.abort()
 
-    def run(rank: int) -> None:
+    def run(rank: int) -> T | None:
         try:
             with torch.inference_mode():
-                results[rank] = fn(LocalTP(rank, group))
+                return fn(LocalTP(rank, group))
         except BaseException as error:
             fail(error)
 
@@ -128,13 +122,12 @@ def run_threads(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]
     with ThreadPoolExecutor(group.size) as pool:
         try:
             others = [pool.submit(run, rank) for rank in range(1, group.size)]
-            run(0)
-            wait(others)
+            results = [run(0), *(other.result() for other in others)]
         except KeyboardInterrupt as error:
             fail(error)
     if errors:
         raise errors[0]
-    return [results[rank] for rank in range(group.size)]
+    return results
 
 
 def simulate(fn: Callable[[TensorParallel], T], size: int) -> list[T]:
@@ -200,6 +193,12 @@ class DistTP(TensorParallel):
     def barrier(self) -> None:
         self._wait(self.gloo.barrier())
 
+    def run(self, fn: Callable[..., T], *args: Any) -> T:
+        """fn(*args) on every rank; what another rank raises late belongs to this call."""
+        result = fn(*args)
+        self.barrier()
+        return result
+
     def check(self) -> None:
         """Raises the error of the rank that failed first, if one did."""
         lost = self.find_lost()  # before the report is read: a rank reports first, then ends
@@ -244,15 +243,9 @@ def report_failure(store: dist.Store, rank: int, error: BaseException) -> None:
     if isinstance(error, RankLost) or store.add("failures", 1) > 1:
         return
     note = f"raised on rank {rank}:\n{''.join(traceback.format_exception(error))}"
-    portable = error if survives_pickle(error) else RuntimeError(repr(error))
-    portable.add_note(note)
-    store.set("failure", pickle.dumps(portable))
-
-
-def survives_pickle(value: Any) -> bool:
-    """Whether another process can read the value."""
     try:
-        pickle.loads(pickle.dumps(value))
-    except Exception:
-        return False
-    return True
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # another process could not read it
+        error = RuntimeError(repr(error))
+    error.add_note(note)
+    store.set("failure", pickle.dumps(error))

@@ -9,7 +9,6 @@ import pickle
 import subprocess
 import sys
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -33,10 +32,14 @@ from nanopool.parallel import (
 Build = Callable[[TensorParallel], Any]
 
 
-class Ranks(ABC):
-    """What the LLM holds (chapter 02); `target` is this process's own, None after `shutdown`."""
+class Ranks:
+    """What the LLM holds (chapter 02); `target` is this process's own, None after `shutdown`.
+
+    As it stands for ranks that are processes, which a failed call ends.
+    """
 
     target: Any = None
+    tp: DistTP | None = None
 
     def call(self, method: str, *args: Any) -> Any:
         """Runs a method on every rank's target; returns what this process's own returns.
@@ -58,17 +61,17 @@ class Ranks(ABC):
             self._failed(error)
             raise
 
-    @abstractmethod
     def _call(self, method: str, args: tuple) -> Any:
         """Runs the method on every rank."""
+        return self.tp.run(getattr(self.target, method), *args)
 
-    @abstractmethod
     def _failed(self, error: BaseException) -> None:
         """Brings the ranks into a state in which the next call is right, or refused."""
+        self.shutdown()
 
-    @abstractmethod
     def shutdown(self) -> None:
         """Ends the ranks; a second time does nothing."""
+        self.target = self.tp = None
 
 
 class ThreadRanks(Ranks):
@@ -92,7 +95,7 @@ class ThreadRanks(Ranks):
             target.reset()
 
     def shutdown(self) -> None:
-        self.target = None
+        super().shutdown()
         self.targets = []
 
 
@@ -114,8 +117,7 @@ class ProcessRanks(Ranks):
             self._send(build)
             store = dist.FileStore(path, size)
             self.tp = DistTP(0, size, store, partial(find_lost, self.workers))
-            self.target = build(self.tp)
-            self.tp.barrier()
+            self.target = self.tp.run(build, self.tp)
 
     def _send(self, message: Any) -> None:
         frame = pickle.dumps(message)
@@ -126,16 +128,11 @@ class ProcessRanks(Ranks):
 
     def _call(self, method: str, args: tuple) -> Any:
         self._send((method, args))
-        result = getattr(self.target, method)(*args)
-        self.tp.barrier()  # a worker's late error belongs to this call
-        return result
-
-    def _failed(self, error: BaseException) -> None:
-        self.shutdown()
+        return super()._call(method, args)
 
     def shutdown(self) -> None:
         self._end()
-        self.target = self.tp = None
+        super().shutdown()
 
 
 class TorchrunRanks(Ranks):
@@ -154,21 +151,14 @@ class TorchrunRanks(Ranks):
         number = store.add(f"nanopool/{rank}", 1)  # of this LLM, the same on every rank
         self.tp = DistTP(rank, world_size, dist.PrefixStore(f"nanopool/{number}", store))
         with self._running():
-            self.target = build(self.tp)
-            self.tp.barrier()
+            self.target = self.tp.run(build, self.tp)
 
     def _call(self, method: str, args: tuple) -> Any:
-        method, args = self.tp.broadcast((method, args))
-        result = getattr(self.target, method)(*args)
-        self.tp.barrier()
-        return result
+        return super()._call(*self.tp.broadcast((method, args)))
 
     def _failed(self, error: BaseException) -> None:
         report_failure(self.tp.store, self.tp.rank, error)
-        self.shutdown()
-
-    def shutdown(self) -> None:
-        self.target = self.tp = None
+        super()._failed(error)
 
 
 def start_worker(rank: int, size: int, path: str) -> subprocess.Popen:

@@ -28,13 +28,10 @@ def read_frames(pipe: BinaryIO, frames: SimpleQueue, folder: Path) -> None:
 
 def serve(tp: DistTP, frames: SimpleQueue) -> None:
     """Builds the target from the first frame, then runs one call per frame."""
-    build = pickle.loads(frames.get())
-    target = build(tp)
-    tp.barrier()
+    target = tp.run(pickle.loads(frames.get()), tp)
     while True:
         method, args = pickle.loads(frames.get())
-        getattr(target, method)(*args)
-        tp.barrier()
+        tp.run(getattr(target, method), *args)
 
 
 def main() -> None:

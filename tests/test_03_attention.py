@@ -79,6 +79,15 @@ def test_causal_rows_read_their_own_pages_and_nothing_else(name, K):
     assert_close(found, torch.cat(expected))
 
 
+def test_a_run_of_decoding_sequences_is_narrow_in_whatever_order_they_come():
+    """Its longest has at most a quarter and 16 keys more than its shortest."""
+    key_lens = [40, 20, 60, 55, 1, 17, 18, 300, 400, 280]
+    slices = [Slice(np.zeros(1, np.int32), m - 1, m, [0] * 100) for m in key_lens]
+    runs = Batch.build(slices, BLOCK, torch.device("cpu")).runs
+    spans = [key_lens[run.rows] for run in runs]
+    assert spans == [[40, 20], [60, 55], [1, 17], [18], [300], [400], [280]]
+
+
 @pytest.mark.parametrize("lens", [[3], [4, 4, 4], [1, 7, 7, 2, 30]], ids=str)
 def test_encoder_rows_see_their_whole_sequence(lens):
     generator = torch.Generator().manual_seed(0)

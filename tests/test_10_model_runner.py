@@ -55,6 +55,12 @@ def test_the_cpu_pool_holds_the_largest_batch_and_one_long_sequence():
     assert blocks_on_cpu(1, max_model_len=512, block_size=16, bytes_each=2**30) == 32
 
 
+@pytest.mark.parametrize("num_kv_blocks", [10**10, 10**17, 10**20])
+def test_a_pool_above_any_memory_is_an_error_with_the_numbers(checkpoint, num_kv_blocks):
+    with pytest.raises(ValueError, match=rf"num_kv_blocks = {num_kv_blocks} needs \d+\.\d GiB"):
+        start(checkpoint("qwen3"), num_kv_blocks=num_kv_blocks)
+
+
 def test_a_rank_has_one_device():
     for device in ("cpu", "cuda:1"):
         assert own_device(torch.device(device)) == torch.device(device)

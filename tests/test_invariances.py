@@ -210,7 +210,7 @@ def test_random_settings_change_nothing(case, data):
 @rows(ENCODERS)
 def test_encoders_own_no_kv_cache(case):
     assert case.llm.llm_engine.runner.kv_caches == []
-    assert case.llm.llm_engine.scheduler.block_manager is None
+    assert case.llm.llm_engine.scheduler.block_manager.blocks == []
 
 
 def test_an_encoder_that_is_asked_for_a_prefix_cache_warns_and_has_none(checkpoint):

@@ -1,13 +1,15 @@
 """Who owns which KV block, and which blocks hold a known prefix. Chapter 08."""
 
 from collections import OrderedDict
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass
 
 from nanopool.engine.sequence import Sequence
 
 ROOT = 0  # the content number before a first block
 
-Key = tuple[int, bytes]
+Key = tuple[int, bytes]  # (content number of the block before, tokens)
+Entry = tuple[int, int]  # (block, content number)
 
 
 @dataclass
@@ -32,15 +34,16 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.blocks = [Block() for _ in range(num_blocks)]
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self.cached: dict[Key, tuple[int, int]] = {}  # key -> (block, content number)
+        self.cached: dict[Key, Entry] = {}
         self.last_content = ROOT
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        """How many blocks hold so many tokens; none in the empty pool of an encoder."""
+        return -(-num_tokens // self.block_size) if self.blocks else 0
 
-    def find_prefix(self, seq: Sequence) -> list[tuple[int, int]]:
-        """(block, content) of the longest cached prefix; at least one token is left to compute."""
-        hits: list[tuple[int, int]] = []
+    def find_prefix(self, seq: Sequence) -> list[Entry]:
+        """The blocks of the longest cached prefix; at least one token is left to compute."""
+        hits: list[Entry] = []
         if not (self.enable_prefix_caching and seq.request.reads_prefix_cache):
             return hits
         content = ROOT
@@ -52,32 +55,21 @@ class BlockManager:
             content = entry[1]
         return hits
 
-    def admit(self, seq: Sequence, hits: list[tuple[int, int]], num_tokens: int) -> bool:
-        """Give a waiting sequence its cached blocks and room up to num_tokens.
+    def allocate(self, seq: Sequence, num_tokens: int, hits: Sequences[Entry] = ()) -> bool:
+        """Give a sequence room up to num_tokens; a waiting one takes its cached blocks first.
 
-        False (nothing changed) if too few.
+        False (nothing changed) if the pool has too few blocks.
         """
-        needed = self.num_blocks_for(num_tokens) - len(hits)
+        needed = self.num_blocks_for(num_tokens) - len(seq.block_table) - len(hits)
         idle_hits = sum(self.blocks[block].ref_count == 0 for block, _ in hits)
         if needed > len(self.free) - idle_hits:
             return False
         for block, content in hits:
-            self._hold(block)
+            self.free.pop(block, None)  # it was free, unless another holds it
+            self.blocks[block].ref_count += 1
             seq.block_table.append(block)
             seq.contents.append(content)
-        seq.num_computed_tokens = len(hits) * self.block_size
-        self._append_blocks(seq, needed)
-        self._publish(seq, num_tokens)
-        return True
-
-    def grow(self, seq: Sequence, num_tokens: int) -> bool:
-        """Give a running sequence room up to num_tokens.
-
-        False (nothing changed) if the pool has too few blocks.
-        """
-        needed = self.num_blocks_for(num_tokens) - len(seq.block_table)
-        if needed > len(self.free):
-            return False
+        seq.num_computed_tokens += len(hits) * self.block_size
         self._append_blocks(seq, needed)
         self._publish(seq, num_tokens)
         return True
@@ -117,11 +109,6 @@ class BlockManager:
     def _key(self, seq: Sequence, index: int, parent: int) -> Key:
         start = index * self.block_size
         return parent, seq.token_ids[start : start + self.block_size].tobytes()
-
-    def _hold(self, block: int) -> None:
-        if self.blocks[block].ref_count == 0:
-            del self.free[block]
-        self.blocks[block].ref_count += 1
 
     def _append_blocks(self, seq: Sequence, count: int) -> None:
         for _ in range(count):

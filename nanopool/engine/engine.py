@@ -51,7 +51,6 @@ class CallResult:
 
     def split(self) -> None:
         """The end of the call: every pooled output by its request id."""
-        self.collect(None)
         while self.copies:
             self.outputs |= self.copies.pop().split()
 
@@ -66,21 +65,13 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, tp: TensorParallel):
-        self.model_config = resolve(config)
+        self.model_config = facts = resolve(config)
         self.tp = tp
-        self.runner = ModelRunner(self.model_config, config, tp)
-        blocks = None
-        if not self.model_config.is_encoder_only:
-            blocks = BlockManager(
-                self.runner.num_kv_blocks,
-                self.model_config.block_size,
-                self.model_config.enable_prefix_caching,
-            )
+        self.runner = ModelRunner(facts, config, tp)
+        num_blocks = self.runner.num_kv_blocks  # none for an encoder
+        blocks = BlockManager(num_blocks, facts.block_size, facts.enable_prefix_caching)
         self.scheduler = Scheduler(
-            self.model_config.max_num_batched_tokens,
-            config.max_num_seqs,
-            self.model_config.enable_chunked_prefill,
-            blocks,
+            facts.max_num_batched_tokens, config.max_num_seqs, facts.enable_chunked_prefill, blocks
         )
 
     @property
@@ -96,9 +87,8 @@ class Engine:
         """
         result = CallResult()
         queries: dict[str, list] = {}
-        total = sum(len(wave) for wave in waves)
         quiet = progress is None or self.tp.rank > 0
-        with tqdm(total=total, desc=progress, disable=quiet) as bar:
+        with tqdm(total=sum(map(len, waves)), desc=progress, disable=quiet) as bar:
             for wave in waves:
                 for request in wave:
                     self.scheduler.add(Sequence(request, queries))

@@ -1,24 +1,22 @@
 """How large the KV pool is, and the pool itself. Chapters 03 and 10."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from nanopool.config import EngineConfig, ModelConfig
 from nanopool.parallel import TensorParallel
 
-CPU_POOL_BYTES = 2 * 2**30
+GIB = 2**30
+CPU_POOL_BYTES = 2 * GIB
 
 
 def kv_cache_shape(config: ModelConfig, tp: TensorParallel, num_blocks: int) -> tuple[int, ...]:
-    """`[2, N, block, max(1, K/R), d]`: keys and values of one decoder layer on one rank."""
-    kv_heads = max(1, config.hf_config.num_key_value_heads // tp.size)
-    return 2, num_blocks, config.block_size, kv_heads, config.head_dim
-
-
-def block_bytes(config: ModelConfig, tp: TensorParallel) -> int:
-    """Bytes of one block over all layers of this rank."""
-    one_layer = torch.Size(kv_cache_shape(config, tp, 1)).numel() * config.dtype.itemsize
-    return one_layer * config.hf_config.num_hidden_layers
+    """`[layers, 2, N, block, max(1, K/R), d]`: keys and values of the decoder on one rank."""
+    hf = config.hf_config
+    kv_heads = max(1, hf.num_key_value_heads // tp.size)
+    return hf.num_hidden_layers, 2, num_blocks, config.block_size, kv_heads, config.head_dim
 
 
 def blocks_on_cpu(max_num_seqs: int, max_model_len: int, block_size: int, bytes_each: int) -> int:
@@ -37,10 +35,9 @@ def blocks_on_gpu(total: int, free: int, mine: int, utilization: float, bytes_ea
     blocks = int(min(total * utilization - mine, free)) // bytes_each
     if blocks > 0:
         return blocks
-    gib = 2**30
     raise ValueError(
-        f"no memory for KV blocks: gpu_memory_utilization={utilization} of {total / gib:.1f} GiB, "
-        f"{mine / gib:.1f} GiB used by the model, {free / gib:.1f} GiB free; raise "
+        f"no memory for KV blocks: gpu_memory_utilization={utilization} of {total / GIB:.1f} GiB, "
+        f"{mine / GIB:.1f} GiB used by the model, {free / GIB:.1f} GiB free; raise "
         "gpu_memory_utilization, or lower max_num_batched_tokens or max_num_seqs"
     )
 
@@ -56,7 +53,7 @@ def count_kv_blocks(
         return 0
     if engine.num_kv_blocks is not None:
         return engine.num_kv_blocks
-    bytes_each = block_bytes(config, tp)
+    bytes_each = math.prod(kv_cache_shape(config, tp, num_blocks=1)) * config.dtype.itemsize
     if config.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(config.device)
         blocks = blocks_on_gpu(total, free, peak, engine.gpu_memory_utilization, bytes_each)
@@ -68,9 +65,12 @@ def count_kv_blocks(
 
 
 def allocate_kv_caches(config: ModelConfig, tp: TensorParallel, num_blocks: int) -> list[Tensor]:
-    """One pool a decoder layer; none at all for an encoder-only model."""
+    """One pool a decoder layer, parts of one tensor; none at all for an encoder-only model."""
     if config.is_encoder_only:
         return []
     shape = kv_cache_shape(config, tp, num_blocks)
-    layers = range(config.hf_config.num_hidden_layers)
-    return [torch.empty(shape, dtype=config.dtype, device=config.device) for _ in layers]
+    try:
+        return [*torch.empty(shape, dtype=config.dtype, device=config.device)]
+    except (RuntimeError, TypeError) as error:  # no memory, or no int64
+        gib = math.prod(shape) * config.dtype.itemsize / GIB
+        raise ValueError(f"num_kv_blocks = {num_blocks} needs {gib:.1f} GiB: lower it") from error

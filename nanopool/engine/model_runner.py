@@ -1,7 +1,9 @@
 """Runs a step on this rank's device: packs, computes, samples or pools. Chapter 10."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,7 +101,17 @@ class ModelRunner:
         hidden = forward(batch)[: sum(n for _, n in scheduled)]  # [T, D]
         if self.config.runner == "generate":
             return self._sample(hidden, batch, scheduled)
-        return self._pool(hidden, batch, [seq for seq, _ in scheduled])
+        pooled, error = self._on_rank_0(self._pool, hidden, batch, [seq for seq, _ in scheduled])
+        return StepOutput([None] * len(scheduled), pooled, error)
+
+    def _on_rank_0(self, fn: Callable[..., Any], *args: Any) -> tuple[Any, Exception | None]:
+        """(result, error) of what only rank 0 does; it keeps its error, since the others go on."""
+        if self.tp.rank > 0:
+            return None, None
+        try:
+            return fn(*args), None
+        except Exception as error:
+            return None, error
 
     def _sample(self, hidden: Tensor, batch: Batch, scheduled: Scheduled) -> StepOutput:
         """Every rank computes the logits; rank 0 draws and tells the others, or to stop."""
@@ -109,28 +121,22 @@ class ModelRunner:
             return StepOutput(tokens)
         last_rows = pick(hidden, np.cumsum(batch.query_lens)[ready] - 1)  # [B, D]
         logits = self.model.compute_logits(last_rows)  # [B, V]
-        drawn, error = self.tp.broadcast(self._draw(logits, [scheduled[i][0] for i in ready]))
+        sequences = [scheduled[i][0] for i in ready]
+        drawn, error = self.tp.broadcast(self._on_rank_0(self._draw, logits, sequences))
+        if error is not None:
+            return StepOutput(tokens, error=error, must_stop=True)
         for i, token in zip(ready, drawn, strict=True):
             tokens[i] = token
-        return StepOutput(tokens, error=error, must_stop=error is not None)
+        return StepOutput(tokens)
 
-    def _draw(
-        self, logits: Tensor, sequences: list[Sequence]
-    ) -> tuple[list[int | None], Exception | None]:
-        if self.tp.rank > 0:
-            return [], None
-        try:
-            params = [seq.request.sampling for seq in sequences]
-            seeds = [(*seq.request.seed, seq.num_tokens) for seq in sequences]
-            return sample(logits, params, seeds), None
-        except Exception as error:
-            return [None] * len(sequences), error
+    def _draw(self, logits: Tensor, sequences: list[Sequence]) -> list[int]:
+        """logits `[B, V]` -> the next token of each sequence."""
+        params = [seq.request.sampling for seq in sequences]
+        seeds = [(*seq.request.seed, seq.num_tokens) for seq in sequences]
+        return sample(logits, params, seeds)
 
-    def _pool(self, hidden: Tensor, batch: Batch, sequences: list[Sequence]) -> StepOutput:
-        """Rank 0 pools; its error is kept, since the other ranks go on."""
-        nothing: list[None] = [None] * len(sequences)
-        if self.tp.rank > 0:
-            return StepOutput(nothing)
+    def _pool(self, hidden: Tensor, batch: Batch, sequences: list[Sequence]) -> HostCopy | None:
+        """hidden `[T, D]` -> what this step finished, on its way to the host."""
         requests = [seq.request for seq in sequences]
         metadata = PoolingMetadata(
             PoolingCursor.build(batch, tuple(len(request.token_ids) for request in requests)),
@@ -138,12 +144,9 @@ class ModelRunner:
             states=tuple(seq.pooling_state for seq in sequences),
             prompts=tuple(request.token_ids for request in requests),
         )
-        try:
-            outputs = zip(requests, self.model.pooler(hidden, metadata), strict=True)
-            ready = {request.request_id: x for request, x in outputs if x is not None}
-            return StepOutput(nothing, HostCopy(ready, self.copy_stream) if ready else None)
-        except Exception as error:
-            return StepOutput(nothing, error=error)
+        outputs = zip(requests, self.model.pooler(hidden, metadata), strict=True)
+        ready = {request.request_id: x for request, x in outputs if x is not None}
+        return HostCopy(ready, self.copy_stream) if ready else None
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -1,6 +1,7 @@
 """Which sequences run in a step, and how many tokens of each. Chapter 09."""
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from nanopool.engine.block_manager import BlockManager
 from nanopool.engine.sequence import Request, Sequence
@@ -8,6 +9,7 @@ from nanopool.engine.sequence import Request, Sequence
 Scheduled = list[tuple[Sequence, int]]
 
 
+@dataclass
 class Scheduler:
     """The waiting and the running sequences; called by the Engine, the same on every rank.
 
@@ -15,23 +17,15 @@ class Scheduler:
 
     There is no prefill phase and no decode phase: a step gives each sequence some tokens until its
     computed tokens catch up with its known ones. Decisions read lengths only, so that every rank
-    reaches the same schedule. `block_manager` is None for encoder-only models, which own no KV
-    cache.
+    reaches the same schedule.
     """
 
-    def __init__(
-        self,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        enable_chunked_prefill: bool,
-        block_manager: BlockManager | None,
-    ):
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
-        self.enable_chunked_prefill = enable_chunked_prefill
-        self.block_manager = block_manager
-        self.waiting: deque[Sequence] = deque()
-        self.running: list[Sequence] = []
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    enable_chunked_prefill: bool
+    block_manager: BlockManager  # an encoder's has no blocks
+    waiting: deque[Sequence] = field(default_factory=deque)
+    running: list[Sequence] = field(default_factory=list)  # the oldest first
 
     def check(self, request: Request, name: str = "a prompt") -> None:
         """ValueError, under that name, when it could never be scheduled, whatever else runs."""
@@ -42,8 +36,6 @@ class Scheduler:
                 f"{self.max_num_batched_tokens} and is not cut; raise max_num_batched_tokens, "
                 "or set enable_chunked_prefill=True on a causal model"
             )
-        if self.block_manager is None:
-            return
         needed = self.block_manager.num_blocks_for(prompt + max(0, request.max_new_tokens - 1))
         if needed > len(self.block_manager.blocks):
             raise ValueError(
@@ -77,18 +69,13 @@ class Scheduler:
         while len(scheduled) < len(self.running) and budget > 0:
             seq = self.running[len(scheduled)]
             n = min(seq.num_new_tokens, budget)
-            if self._grow(seq, n):
+            if self.block_manager.allocate(seq, seq.num_computed_tokens + n):
                 scheduled.append((seq, n))
                 budget -= n
             else:
                 self._preempt_youngest()
                 preempted = True
         return scheduled, preempted
-
-    def _grow(self, seq: Sequence, n: int) -> bool:
-        if self.block_manager is None:
-            return True
-        return self.block_manager.grow(seq, seq.num_computed_tokens + n)
 
     def _preempt_youngest(self) -> None:
         seq = self.running.pop()
@@ -97,30 +84,21 @@ class Scheduler:
         self.waiting.appendleft(seq)
 
     def _admit_waiting(self, scheduled: Scheduled) -> None:
+        """First pieces of waiting sequences, until budget or blocks do not allow the next one's."""
         budget = self.max_num_batched_tokens - sum(n for _, n in scheduled)
         while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            n = self._admit(self.waiting[0], budget)
-            if n is None:
+            seq = self.waiting[0]
+            hits = self.block_manager.find_prefix(seq)
+            cached = len(hits) * self.block_manager.block_size
+            n = min(seq.num_tokens - cached, budget)
+            is_cut = cached + n < seq.num_tokens
+            if is_cut and not self._may_cut(seq):
                 return
-            seq = self.waiting.popleft()
-            self.running.append(seq)
+            if not self.block_manager.allocate(seq, cached + n, hits):
+                return
+            self.running.append(self.waiting.popleft())
             scheduled.append((seq, n))
             budget -= n
-
-    def _admit(self, seq: Sequence, budget: int) -> int | None:
-        """Blocks for a first piece of a waiting sequence.
-
-        None when budget or blocks do not allow it.
-        """
-        hits = self.block_manager.find_prefix(seq) if self.block_manager else []
-        cached = len(hits) * self.block_manager.block_size if hits else 0
-        wanted = seq.num_tokens - cached
-        if wanted > budget and not self._may_cut(seq):
-            return None
-        n = min(wanted, budget)
-        if self.block_manager and not self.block_manager.admit(seq, hits, cached + n):
-            return None
-        return n
 
     def _may_cut(self, seq: Sequence) -> bool:
         """Whether a prompt may be computed in pieces.
@@ -138,16 +116,14 @@ class Scheduler:
         finished = [seq for seq, _ in scheduled if seq.is_finished]
         if finished:
             self.running = [seq for seq in self.running if not seq.is_finished]
-        if self.block_manager is not None:
-            for seq in finished:
-                self.block_manager.release(seq)
+        for seq in finished:
+            self.block_manager.release(seq)
         return finished
 
     def clear(self) -> None:
         """Drop every sequence and forget the prefix cache: after a failure in a step."""
-        if self.block_manager is not None:
-            for seq in self.running:
-                self.block_manager.release(seq)
-            self.block_manager.forget()
+        for seq in self.running:
+            self.block_manager.release(seq)
+        self.block_manager.forget()
         self.waiting.clear()
         self.running.clear()

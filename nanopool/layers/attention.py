@@ -100,10 +100,8 @@ def attend(
         return out.transpose(1, 2).reshape(-1, H, d)
     k, v = (gather(pool, run).transpose(1, 2) for pool in kv_cache)  # [count, K, key_len, d]
     mask = None if run.mask is None else run.mask.to(q.dtype)
-    if run.query_len == 1:
-        q = q.reshape(
-            run.count, K, H // K, d
-        )  # the heads of one KV head as rows: K, V not repeated
+    if run.query_len == 1:  # the heads of one KV head as rows: K and V are not repeated
+        q = q.reshape(run.count, K, H // K, d)
     out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=q.size(1) > K)
     return out.reshape(-1, H, d) if run.query_len == 1 else out.transpose(1, 2).reshape(-1, H, d)
 

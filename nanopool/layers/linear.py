@@ -61,7 +61,8 @@ class ParallelLinear(ShardedModule):
 class MergedColumnParallelLinear(ParallelLinear):
     """Several column-parallel products as one matrix, such as gate and up. Chapter 02.
 
-    Rank r holds rows [r * n/R, (r+1) * n/R) of each part, one part below the other.
+    `parts` says how many rows each has, and `pieces` into how many equal pieces it is cut, one for
+    each rank unless said otherwise. A rank holds a piece of each part, one below the other.
     """
 
     def __init__(
@@ -71,28 +72,24 @@ class MergedColumnParallelLinear(ParallelLinear):
         bias: bool,
         tp: TensorParallel,
         what: str,
+        pieces: dict[str | None, int] | None = None,
     ):
         self.shard_ids = tuple(parts)
         self.parts = parts
-        self.sizes = {name: self.shard_size(name, size, tp, what) for name, size in parts.items()}
+        self.pieces = pieces or dict.fromkeys(parts, tp.size)
+        self.sizes = {name: divide(parts[name], self.pieces[name], what) for name in parts}
         super().__init__(in_features, sum(self.sizes.values()), bias, tp)
 
-    def shard_size(self, shard_id: str | None, size: int, tp: TensorParallel, what: str) -> int:
-        """How many of a part's rows this rank holds."""
-        return divide(size, tp.size, what)
-
-    def shard_index(self, shard_id: str | None) -> int:
-        """Which of the equal pieces of a part this rank holds."""
-        return self.tp.rank
-
     def weight_loader(self, param: nn.Parameter, loaded: Tensor, shard_id: str | None) -> None:
-        """Copy this rank's rows of one part `[n, in]` (a bias: `[n]`) to their place."""
-        names = list(self.sizes)
-        offset = sum(self.sizes[name] for name in names[: names.index(shard_id)])
-        size = self.sizes[shard_id]
-        start = self.shard_index(shard_id) * size
-        shard = narrow(loaded, 0, self.parts[shard_id], start, size)
-        copy_exactly(param.data.narrow(0, offset, size), shard)
+        """Copy this rank's rows of one part `[n, in]` (a bias: `[n]`) to their place.
+
+        Where there are fewer pieces than ranks, neighbours hold the same one.
+        """
+        places = param.data.split(list(self.sizes.values()))
+        rows, size = self.parts[shard_id], self.sizes[shard_id]
+        piece = self.tp.rank * self.pieces[shard_id] // self.tp.size
+        shard = narrow(loaded, 0, rows, piece * size, size)
+        copy_exactly(places[self.shard_ids.index(shard_id)], shard)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)  # [T, in] -> [T, out/R]
@@ -110,18 +107,14 @@ class ColumnParallelLinear(MergedColumnParallelLinear):
 class QKVParallelLinear(MergedColumnParallelLinear):
     """The q, k and v projections as one product, split by heads. Chapter 02.
 
+    `heads` says how many each projection has, by its name in the checkpoint: H, K and K.
     K key/value heads fewer than R ranks are replicated: R/K neighbouring ranks hold the same head.
     """
 
     def __init__(
-        self,
-        hidden: int,
-        heads: tuple[int, int, int],
-        bias: bool,
-        tp: TensorParallel,
-        names: tuple[str, str, str],
+        self, hidden: int, heads: dict[str, int], head_dim: int, bias: bool, tp: TensorParallel
     ):
-        H, K, self.head_dim = heads
+        H, K, _ = heads.values()
         if K % tp.size and tp.size % K:
             raise ValueError(
                 f"num_key_value_heads = {K} and tensor_parallel_size = {tp.size}: one must be "
@@ -129,16 +122,9 @@ class QKVParallelLinear(MergedColumnParallelLinear):
             )
         self.num_heads = divide(H, tp.size, "num_attention_heads")
         self.num_kv_heads = max(1, K // tp.size)
-        self.kv_replicas = max(1, tp.size // K)
-        self.q_name = names[0]
-        rows = (H * self.head_dim, K * self.head_dim, K * self.head_dim)
-        super().__init__(hidden, dict(zip(names, rows, strict=True)), bias, tp, "num_heads")
-
-    def shard_size(self, shard_id: str | None, size: int, tp: TensorParallel, what: str) -> int:
-        return self.head_dim * (self.num_heads if shard_id == self.q_name else self.num_kv_heads)
-
-    def shard_index(self, shard_id: str | None) -> int:
-        return self.tp.rank if shard_id == self.q_name else self.tp.rank // self.kv_replicas
+        parts = {name: count * head_dim for name, count in heads.items()}
+        pieces = {name: min(count, tp.size) for name, count in heads.items()}
+        super().__init__(hidden, parts, bias, tp, "num_heads", pieces)
 
 
 class RowParallelLinear(ParallelLinear):

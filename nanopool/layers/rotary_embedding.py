@@ -16,12 +16,11 @@ def inverse_frequencies(config, head_dim: int) -> tuple[Tensor, float]:
     if rope_type == "default":
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
         return 1.0 / parameters["rope_theta"] ** exponents, 1.0
-    functions = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS
     if rope_type not in ("linear", "llama3", "yarn"):
         raise ValueError(
             f"rope_type = {rope_type!r} is not supported; use default, linear, llama3 or yarn"
         )
-    return functions[rope_type](config, "cpu")
+    return transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[rope_type](config, "cpu")
 
 
 class RotaryEmbedding:

@@ -19,9 +19,10 @@ def sample(logits: Tensor, params: list[SamplingParams], seeds: list[tuple[int, 
     tokens = logits.argmax(-1)  # [B]
     rows = [i for i, p in enumerate(params) if p.temperature >= GREEDY_BELOW]
     if rows:
-        probs = filtered_probs(pick(logits, rows).float(), [params[i] for i in rows])  # [B', V]
+        picked = logits if len(rows) == len(params) else pick(logits, rows)
+        probs = filtered_probs(picked.float(), [params[i] for i in rows])  # [B', V]
         draws = np.array([np.random.default_rng(seeds[i]).random() for i in rows])
-        cumulative = probs.double().cumsum(-1)
+        cumulative = probs.double().cumsum_(-1)
         targets = to_device(draws, logits.device) * cumulative[:, -1]
         drawn = torch.searchsorted(cumulative, targets.unsqueeze(-1), right=True).squeeze(-1)
         tokens[to_device(np.array(rows), logits.device)] = drawn.clamp_(max=logits.size(-1) - 1)

@@ -70,7 +70,7 @@ class BertAttention(nn.Module):
         super().__init__()
         hf = config.hf_config
         H, D, self.head_dim = hf.num_attention_heads, hf.hidden_size, config.head_dim
-        self.qkv = QKVParallelLinear(D, (H, H, self.head_dim), True, tp, QKV_NAMES)
+        self.qkv = QKVParallelLinear(D, dict.fromkeys(QKV_NAMES, H), self.head_dim, True, tp)
         self.attn = Attention(self.head_dim, causal=False)
         self.output = BertSelfOutput(D, config, tp, "hidden_size")
 

@@ -22,9 +22,8 @@ class Qwen3Attention(nn.Module):
         H, K, d = hf.num_attention_heads, hf.num_key_value_heads, config.head_dim
         out_bias = getattr(hf, "attention_bias", False)
         qkv_bias = out_bias if spec.qkv_bias is None else spec.qkv_bias
-        self.qkv_proj = QKVParallelLinear(
-            hf.hidden_size, (H, K, d), qkv_bias, tp, ("q_proj", "k_proj", "v_proj")
-        )
+        heads = {"q_proj": H, "k_proj": K, "v_proj": K}
+        self.qkv_proj = QKVParallelLinear(hf.hidden_size, heads, d, qkv_bias, tp)
         self.o_proj = RowParallelLinear(H * d, hf.hidden_size, out_bias, tp, "H * head_dim")
         self.q_norm = RMSNorm(d, hf.rms_norm_eps) if spec.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(d, hf.rms_norm_eps) if spec.qk_norm else nn.Identity()
