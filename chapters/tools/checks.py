@@ -99,7 +99,9 @@ def unprinted_numbers(page: Path) -> list[str]:
         n.replace(",", "") for f in cells.FENCE.finditer(text) for n in DIGITS.findall(f["body"])
     }
     prose = cells.FENCE.sub("", text)
-    prose = re.sub(r"<!-- (facts|chapters|files|contents).*?<!-- /\1 -->", "", prose, flags=re.S)
+    prose = re.sub(
+        r"<!-- (facts|chapters|files|contents|bench).*?<!-- /\1 -->", "", prose, flags=re.S
+    )
     prose = re.sub(r"^#.*$|<sub>.*</sub>|\[[^\]]*\]\([^)]*\)|https?://\S+", "", prose, flags=re.M)
     numbers = [number.rstrip(",").replace(",", "") for number in DIGITS.findall(prose)]
     return [n for n in numbers if ("." in n or len(n) > 1) and n not in shown]
