@@ -4,6 +4,7 @@ import pickle
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -161,7 +162,9 @@ class DistTP(TensorParallel):
         while not store.check([f"rank {other}" for other in range(size)]):
             self.check()
             time.sleep(0.01)
-        self.gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, TIMEOUT)
+        gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, TIMEOUT)
+        self.groups = {"cpu": gloo}
+        weakref.finalize(self, self.groups.clear)  # its threads must end before Python does
 
     @cached_property
     def nccl(self) -> dist.ProcessGroup:
@@ -185,13 +188,13 @@ class DistTP(TensorParallel):
     def broadcast(self, value: Any) -> Any:
         data = bytearray(pickle.dumps(value) if self.rank == 0 else b"")
         length = torch.tensor([len(data)])
-        self._wait(self.gloo.broadcast(length, 0))
+        self._wait(self.groups["cpu"].broadcast(length, 0))
         data = data or bytearray(length.item())
-        self._wait(self.gloo.broadcast(torch.frombuffer(data, dtype=torch.uint8), 0))
+        self._wait(self.groups["cpu"].broadcast(torch.frombuffer(data, dtype=torch.uint8), 0))
         return value if self.rank == 0 else pickle.loads(data)
 
     def barrier(self) -> None:
-        self._wait(self.gloo.barrier())
+        self._wait(self.groups["cpu"].barrier())
 
     def run(self, fn: Callable[..., T], *args: Any) -> T:
         """fn(*args) on every rank; what another rank raises late belongs to this call."""
@@ -208,7 +211,7 @@ class DistTP(TensorParallel):
             raise lost
 
     def _group(self, x: Tensor) -> dist.ProcessGroup:
-        return self.nccl if x.is_cuda else self.gloo
+        return self.nccl if x.is_cuda else self.groups["cpu"]
 
     def _wait(self, work: dist.Work, on_stream: bool = False) -> None:
         """Waits in short turns, so that Ctrl-C and a failed rank are noticed; a stream queues."""
