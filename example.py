@@ -48,6 +48,7 @@ QUERIES = [
     "a journey through Germany",
 ]
 QUESTION = "What is the capital of France?"
+TP_HELP = "tensor-parallel ranks: MiniLM has 12 heads, SmolLM2 9 and 3 KV heads (1 or 3 ranks)"
 
 
 # One function a task: the call, and what it gives
@@ -68,8 +69,9 @@ def embed(llm: LLM) -> None:
 def score(llm: LLM) -> None:
     outputs = llm.score(QUERIES[1], SENTENCES[:4], use_tqdm=False)
     if is_first_rank():
-        print("How well a query and each of four sentences fit together:")
-        print_ranking(QUERIES[1], ((i, output.outputs.score) for i, output in enumerate(outputs)))
+        print(f"How well each of four sentences fits a query:\n\n  {QUERIES[1]}")
+        for sentence, output in zip(SENTENCES, outputs, strict=False):
+            print(f"        {output.outputs.score:6.3f}  {sentence}")
 
 
 def rerank(llm: LLM) -> None:
@@ -83,6 +85,8 @@ def sparse(llm: LLM) -> None:
     outputs = llm.embed(QUERIES, use_tqdm=False)
     if not is_first_rank():
         return
+    if len(outputs[0].outputs.data) != llm.model_config.hf_config.vocab_size:
+        raise ValueError("--task sparse needs a SPLADE model: one weight for each word")
     print("The words that a text stands for, with their weights:\n")
     for query, output in zip(QUERIES, outputs, strict=True):
         print(f"  {query}\n    {best_names(llm, output.outputs.data, 6)}")
@@ -281,7 +285,7 @@ def main() -> None:
     )
     parser.add_argument("--task", choices=TASKS, help="default: embed, then generate")
     parser.add_argument("--model", help="a folder, or a name on the Hugging Face hub; needs --task")
-    parser.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help=TP_HELP)
     args = parser.parse_args()
     if args.model and not args.task:
         parser.error("--model needs --task")
@@ -289,7 +293,7 @@ def main() -> None:
     try:
         for name in [args.task] if args.task else ["embed", "generate"]:
             run(name, args.model, args.tp)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         sys.exit(f"example.py: {error}")
 
 

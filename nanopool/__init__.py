@@ -5,20 +5,3 @@ from nanopool.llm import LLM, IOProcessor
 from nanopool.outputs import PoolingRequestOutput, RequestOutput, lexical_weights
 from nanopool.parallel import LocalTP, SingleTP, TensorParallel, simulate
 from nanopool.pooler.params import LateChunkingParams, LateInteractionParams, PoolingParams
-
-__all__ = [
-    "LLM",
-    "IOProcessor",
-    "LateChunkingParams",
-    "LateInteractionParams",
-    "LocalTP",
-    "PoolerConfig",
-    "PoolingParams",
-    "PoolingRequestOutput",
-    "RequestOutput",
-    "SamplingParams",
-    "SingleTP",
-    "TensorParallel",
-    "lexical_weights",
-    "simulate",
-]

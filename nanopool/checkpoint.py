@@ -74,7 +74,9 @@ class Checkpoint:
         config = make_config(raw, hf_overrides)
         is_overridden = config.architectures != raw.get("architectures")
         settings, modules = read_json(root / SETTINGS_FILE), modules and modules[1:]
-        file = min(folder.glob("sentence_*_config.json"), default=folder / BACKBONE_FILE)
+        file = folder / BACKBONE_FILE
+        if not file.is_file():
+            file = min(folder.glob("sentence_*_config.json"), default=file)
         backbone = read_json(file)
         return cls(root, folder, config, is_overridden, modules, settings, backbone, file.name)
 
@@ -99,11 +101,6 @@ class Checkpoint:
             f"sequences that are supported: {'; '.join(KINDS.values())}"
         )
 
-    @property
-    def has_bge_m3_heads(self) -> bool:
-        """Whether the two extra files of BGE-M3 are there."""
-        return all((self.folder / f"{name}_linear.pt").is_file() for name in ("sparse", "colbert"))
-
     def include_prompt(self) -> tuple[bool | None, str]:
         """(whether pooling counts the rows of a prompt prefix, file)."""
         pooling = self.module("Pooling")
@@ -120,20 +117,14 @@ class Checkpoint:
         return next((module for module in self.modules or () if module.name == name), None)
 
     def dense_modules(self) -> tuple[STModule, ...]:
-        """The Dense modules, in order. Raises ValueError for one that acts elsewhere or adds x."""
-        wanted = "token_embeddings" if self.kind == "MultiVectorEncoder" else "sentence_embedding"
-        wanted = {"module_input_name": wanted, "use_residual": False}
-        found = tuple(module for module in self.modules or () if module.name == "Dense")
-        for module in found:
-            for name, value in wanted.items():
-                check_value(f"{module.file}: {name}", module.config.get(name, value), (value,))
-        return found
+        """The Dense modules, in order."""
+        return tuple(module for module in self.modules or () if module.name == "Dense")
 
     def pooling_type(self) -> tuple[str | None, str]:
         """(CLS, MEAN or LAST, file). Raises ValueError for a mode that nanopool does not have."""
         if (pooling := self.module("Pooling")) is None:
             return NOTHING
-        flags = [name for name, value in pooling.config.items() if value is True]
+        flags = [name for name, value in pooling.config.items() if value]
         old = [n.removeprefix("pooling_mode_") for n in flags if n.startswith("pooling_mode_")]
         modes = pooling.config.get("pooling_mode", old or "mean")
         mode = modes if isinstance(modes, str) else " + ".join(modes)
@@ -200,19 +191,25 @@ def find_folder(model: str | Path) -> Path:
         ) from error
 
 
-def load_tokenizer(place: str | Path) -> "PreTrainedTokenizerBase":
+def load_tokenizer(place: str | Path, in_lower_case: bool = False) -> "PreTrainedTokenizerBase":
     """The tokenizer of a folder or hub repository, with the end token that its config asks for.
 
     transformers 5 leaves it out where tokenizer.json does (e5-mistral). Raises ValueError.
     """
     import transformers
+    from tokenizers.normalizers import Lowercase, Sequence
 
     with refusing(f"tokenizer={str(place)!r}"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(place))
         ids, end = tokenizer("a")["input_ids"], tokenizer.eos_token_id
+        has_end = ids[-1:] != tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
+        if in_lower_case:  # special tokens are found before
+            backend = tokenizer.backend_tokenizer
+            own = [backend.normalizer] if backend.normalizer else []
+            backend.normalizer = Sequence([Lowercase(), *own])
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # made up where there is no file
         raise ValueError(f"tokenizer={str(place)!r} has no vocabulary: its files are missing")
-    if read_json(Path(place, "tokenizer_config.json")).get("add_eos_token") and end not in ids:
+    if read_json(Path(place, "tokenizer_config.json")).get("add_eos_token") and end and not has_end:
         tokenizer.add_bos_token, tokenizer.add_eos_token = tokenizer.bos_token_id in ids, True
         tokenizer.update_post_processor()
     return tokenizer

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 # Type hints that carry the rule of `check_value` for the field.
 Natural, Positive = Annotated[int, 0], Annotated[int, 1]
 Number = Annotated[float, -math.inf]
+TOO_LARGE = 2**128  # for a float32
 TokenIds = Annotated[tuple[int, ...], list | tuple]  # given as either, kept as a tuple
 
 
@@ -24,16 +25,19 @@ def check_value(name: str, value: Any, rule: Any) -> None:
     A least int takes integers only; a bool is not a number.
     """
     if isinstance(rule, tuple):
-        fits, wanted = value in rule, f"one of {', '.join(map(repr, rule)) or 'none: leave it out'}"
+        fits, wanted = value in rule, f"one of {', '.join(map(repr, rule))}"
+        wanted = "left out" if rule in ((), (None,)) else wanted
     elif isinstance(rule, range):
         fits = isinstance(value, Integral) and not isinstance(value, bool) and value in rule
         wanted = f"an integer from {rule.start} to {rule.stop - 1}"
     elif isinstance(rule, int | float):
         kinds = Integral if isinstance(rule, int) else Real
-        fits = isinstance(value, kinds) and not isinstance(value, bool) and value >= rule
+        fits = (
+            isinstance(value, kinds) and not isinstance(value, bool) and rule <= value < TOO_LARGE
+        )
         wanted = f"{'an integer' if kinds is Integral else 'a number'} of at least {rule}"
     else:
-        fits, wanted = isinstance(value, rule), f"a {getattr(rule, '__name__', rule)}"
+        fits, wanted = isinstance(value, rule), f"of type {getattr(rule, '__name__', rule)}"
     if not fits:
         raise ValueError(f"{name}={value!r} is not valid: it must be {wanted}")
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from nanopool.multi_vector import MultiVectorConfig
 
 
+ClassifierRows = tuple[tuple[int, ...], int | None]  # of an LM head: (added, subtracted)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one generate request picks its tokens; read by the sampler and the scheduler. Chapter 07.
@@ -130,10 +133,11 @@ class ModelConfig:
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     pooler: PoolerConfig
-    num_labels: int
-    activation: str  # a class of torch.nn, or "classify": sigmoid for one label, else softmax
+    num_labels: int = 0
+    activation: str = "classify"  # sigmoid for one label, else softmax; or a class of torch.nn
     default_task: str | None = None
-    classifier_rows: tuple[tuple[int, ...], int | None] | None = None  # of the LM head: (+, -)
+    ignored_end: int | None = None  # a token whose rows at the end do not classify
+    classifier_rows: ClassifierRows | None = None
     modules: "tuple[STModule, ...]" = ()  # the Dense modules, in order
     embedding_size: int = 0
     matryoshka: bool = False
@@ -159,7 +163,3 @@ class ModelConfig:
         """d: a decoder's config may name it, else it is D / H."""
         hf = self.hf_config
         return getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-
-    @property
-    def is_encoder_only(self) -> bool:
-        return self.spec.encoder_only

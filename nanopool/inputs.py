@@ -1,13 +1,13 @@
 """From what the caller writes to token ids: prompts, pairs, limits, checks. Chapter 00."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from threading import Lock
 from typing import Any
 
-from nanopool.checks import check_value
+from nanopool.checks import check_value, refusing
 from nanopool.config import ModelConfig
 from nanopool.multi_vector import ROLES
 
@@ -84,10 +84,10 @@ class InputProcessor:
         check_value("tokenization_kwargs", tokenization_kwargs, dict | None)
         given |= tokenization_kwargs or {}
         for argument in given:
-            check_value("tokenization argument", argument, TRUNCATION)
+            check_value("keyword argument", argument, TRUNCATION)
         n, side, special = (given.get(argument) for argument in TRUNCATION)
         check_value("truncation_side", side, (None, "left", "right"))
-        check_value("add_special_tokens", special, (None, True, False))
+        check_value("add_special_tokens", special, bool | None)
         longest = self.length_limit(tasks)
         longest = longest if n is None else min(longest, self.config.max_model_len)
         if n not in (None, -1):
@@ -115,7 +115,8 @@ class InputProcessor:
         """A prompt before each text, and how many rows it has where MEAN leaves them out."""
         if self.config.include_prompt or not prefix:
             return Frame(prefix)
-        ids = self.tokenizer(prefix)["input_ids"]
+        cut = {"truncation": True, "max_length": self.config.max_model_len}
+        ids = self.tokenizer(prefix, **cut)["input_ids"]
         return Frame(prefix, len(ids) - (ids[-1] in self.tokenizer.all_special_ids))
 
     def multi_vector_frame(self, role: str) -> Frame:
@@ -126,7 +127,7 @@ class InputProcessor:
             tokens = expansion["token"], tokenizer.mask_token, tokenizer.eos_token
             filling = self.known_ids(*tokens)[:1] * expansion["length"]
             is_fixed, attend = expansion["strategy"] == "fixed", expansion["attend"]
-            is_whole = attend or self.config.is_encoder_only  # a decoder may cut its prompts
+            is_whole = attend or self.config.spec.encoder_only  # a decoder may cut its prompts
             check_value("attend in query_expansion of a decoder", is_whole, (True,))
             limit = len(filling) if is_fixed else limit and max(limit, len(filling))
         owned = next((marker for marker in facts.markers if prefix.startswith(marker)), "")
@@ -157,7 +158,8 @@ class InputProcessor:
         for i in range(0, len(texts[0]), TEXTS_AT_ONCE):
             part = [side[i : i + TEXTS_AT_ONCE] for side in texts]
             encoding = self.tokenize(frame, *part)
-            types = encoding.get("token_type_ids") or [()] * len(part[0])
+            has_types = getattr(self.config.hf_config, "type_vocab_size", 1) > 1
+            types = (has_types and encoding.get("token_type_ids")) or [()] * len(part[0])
             for ids, text, segments in zip(encoding["input_ids"], part[0], types, strict=True):
                 start = int(ids[:1] in starts)
                 ids = (*ids[:start], *frame.marker, *ids[start:])
@@ -173,8 +175,6 @@ class InputProcessor:
         Cut as the frame says; the longer text of a pair is cut first.
         """
         texts = [frame.prefix + text for text in texts[0]], *texts[1:]
-        if self.config.do_lower_case:
-            texts = tuple([text.lower() for text in side] for side in texts)
         is_cut = frame.is_cut or frame.text_limit is not None
         room = min(frame.limit, frame.text_limit or frame.limit) - len(frame.marker)
         with self.lock:
@@ -208,9 +208,10 @@ class InputProcessor:
             if not ids:
                 raise ValueError(f"{name} {i} is empty: it has no token; give a text or token ids")
             if len(ids) > frame.limit:
+                ways = f"shorten it, {frame.way_out}or cut it with truncate_prompt_tokens=-1"
                 raise ValueError(
-                    f"{name} {i} has {len(ids)} tokens, the limit is {frame.limit}: shorten it, "
-                    f"{frame.way_out}or cut it with truncate_prompt_tokens=-1"
+                    f"{name} {i} has {len(ids)} tokens, the limit is {frame.limit}: "
+                    + ("its special tokens alone are more" if frame.is_cut else ways)
                 )
             if bad := [token for token in (min(ids), max(ids)) if not 0 <= token <= last]:
                 raise ValueError(f"{name} {i} has token id {bad[0]}, not one from 0 to {last}")
@@ -219,10 +220,10 @@ class InputProcessor:
 
 def as_list(prompts: Any) -> list:
     """One prompt or a list of prompts -> a list of prompts."""
-    if isinstance(prompts, str | dict | bytes):
+    if isinstance(prompts, str | Mapping | bytes | bytearray | memoryview):
         return [prompts]
-    check_value("prompts", prompts, Iterable)
-    prompts = list(prompts)
+    with refusing(f"prompts={prompts!r}"):
+        prompts = list(prompts)
     is_one = prompts and all(isinstance(token, Integral) for token in prompts)
     return [prompts] if is_one else prompts
 
@@ -235,7 +236,8 @@ def parse_prompt(prompt: Any, name: str) -> str | tuple[int, ...]:
             check_value(f"{key} of {name}", value, PROMPT_KEYS[key])
         prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if isinstance(prompt, str):
-        check_value(name, prompt, (prompt.encode(errors="ignore").decode(),))
+        with refusing(name):
+            prompt.encode()
         return prompt
     ids = tuple(prompt) if isinstance(prompt, list | tuple) else (None,)
     if not all(isinstance(token, Integral) and not isinstance(token, bool) for token in ids):
@@ -247,7 +249,7 @@ def cut(ids: tuple[int, ...], frame: Frame) -> Prompt:
     """Token ids that the caller gave, cut at one side."""
     if frame.is_cut:
         ids = ids[-frame.limit :] if frame.side == "left" else ids[: frame.limit]
-    return Prompt(ids, frame)
+    return Prompt(ids, replace(frame, prefix_len=0))
 
 
 def first_segment(types: list[int]) -> int | None:

@@ -41,9 +41,9 @@ class LLM:
     """A model, ready to generate or to pool. Holds the tokenizer and the ranks. Chapter 00.
 
     Arguments are those of EngineConfig (config.py), and an `io_processor` for plugin requests.
-    ValueError for a wrong one, FileNotFoundError for a model that is not there. `trust_remote_code`
-    is accepted and changes nothing: no remote code ever runs. Under torchrun every rank makes the
-    same calls, and all but rank 0 get None for each output.
+    ValueError for a wrong value, TypeError for an unknown name, FileNotFoundError for a model that
+    is not there. `trust_remote_code` is accepted and changes nothing: no remote code ever runs.
+    Under torchrun every rank makes the same calls, and all but rank 0 get None for each output.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class LLM:
         with refusing(f"model={str(model)!r}: what a file or hf_overrides says"):
             self.ranks = start_ranks(config)
         self.llm_engine = self.ranks.target
-        self.model_config = self.llm_engine.model_config
-        tokenizer = load_tokenizer(config.tokenizer or self.model_config.folder)
+        self.model_config = facts = self.llm_engine.model_config
+        tokenizer = load_tokenizer(config.tokenizer or facts.folder, facts.do_lower_case)
         self.inputs = InputProcessor(tokenizer, self.model_config)
         self.io_processor = io_processor
         self.seed = config.seed
@@ -103,7 +103,8 @@ class LLM:
             return [self.run_plugin(item, task, use_tqdm) for item in data]
         params = spread("pooling_params", pooling_params, PoolingParams, len(prompts))
         frame = self.inputs.frame(prompt_name, {p.task or task for p in params}, **tokenization)
-        return self.pool(self.inputs.encode(prompts, frame), params, task, use_tqdm)
+        encoded = self.inputs.encode(prompts, frame)
+        return warn_unless_finite(self.pool(encoded, params, task, use_tqdm))
 
     def embed(self, prompts: Any, *, pooling_params: Any = None, **kwargs: Any) -> Outputs:
         """`.outputs.embedding`: one vector a prompt."""
@@ -139,20 +140,22 @@ class LLM:
         documents = inputs.read_side("data_2", data_2, "max_tokens_per_doc", max_tokens_per_doc)
         (params,) = spread("pooling_params", pooling_params, PoolingParams, 1)
         check_value("pooling_params.task", params.task, (None, task))
+        check_value("chat_template", chat_template, str | None if task == "classify" else (None,))
         call = scoring.ScoreCall(self, task, params, chat_template, tokenization, use_tqdm)
-        return call.run(queries, documents)
+        return warn_unless_finite(call.run(queries, documents))
 
     def rerank(
         self, query: Any, documents: Any, top_n: int | None = None, **kwargs: Any
     ) -> list[tuple[int, float]]:
         """(index, score) of the `top_n` best documents (None or 0: all), ties in input order."""
         check_value("top_n", 0 if top_n is None else top_n, 0)
-        check_value("the number of queries", len(as_list(query)), (1,))
+        query = as_list(query)
+        check_value("the number of queries", len(query), (1,))
         scoring.score_task(self.model_config)
         documents = as_list(documents)
         outputs = self.score(query, documents, **kwargs) if documents else []
         scores = [(i, output.outputs.score) for i, output in enumerate(outputs) if output]
-        return sorted(scores, key=lambda pair: -pair[1])[: top_n or None]
+        return sorted(scores, key=lambda pair: (pair[1] != pair[1], -pair[1]))[: top_n or None]
 
     def encode_as(self, task: str, prompts: Any, pooling_params: Any, **kwargs: Any) -> Outputs:
         """`encode` for one task. Raises ValueError where the params name another."""
@@ -177,10 +180,12 @@ class LLM:
 
         A task of the params goes before `task`.
         """
-        pooling = self.resolve(params, params.task or task, prompt.frame)
+        ids, pooling = prompt.token_ids, self.resolve(params, params.task or task, prompt.frame)
+        if pooling.task == "classify":
+            ids = without_end(ids, self.model_config.ignored_end)
         return Request(
             request_id=str(next(self.numbers)),
-            token_ids=prompt.token_ids,
+            token_ids=ids,
             pooling=pooling,
             num_first_segment=prompt.num_first_segment,
             num_keys=prompt.num_keys,
@@ -191,7 +196,8 @@ class LLM:
         """What the engine is told: the params with all defaults, and what it must know besides."""
         resolved = params.resolve(task, self.model_config)
         facts = {"prompt_prefix_len": frame.prefix_len, "skip_token_ids": frame.skip_token_ids}
-        return replace(resolved, **facts, **self.llm_engine.pooling_updates(task))
+        updates = self.llm_engine.runner.model.pooler.get_pooling_updates(task)
+        return replace(resolved, **facts, **updates)
 
     def generation_request(self, prompt: Prompt, params: SamplingParams) -> Request:
         """The one place where generation requests are made."""
@@ -218,7 +224,9 @@ class LLM:
         for i, (longest, *_) in enumerate(pieces):
             self.llm_engine.scheduler.check(longest, f"prompt {i}")
         by_length = sorted(chain(*pieces), key=lambda part: -len(part.token_ids))
-        waves = [[part for part in by_length if is_kept(part) is first] for first in (True, False)]
+        waves = [
+            [part for part in by_length if part.is_cached_query is first] for first in (True, False)
+        ]
         with self.inputs.lock:
             result = self.ranks.call("run", waves, progress)
         if result.error is not None:
@@ -238,7 +246,6 @@ class LLM:
             facts = request.request_id, PoolingOutput(data), [*prompt.token_ids]
             output = PoolingRequestOutput(*facts, late_chunking=late)
             outputs.append(None if data is None else output)
-        warn_unless_finite(outputs)
         return outputs
 
     def request_output(self, request: Request, text: str | None, ids: list[int]) -> RequestOutput:
@@ -266,7 +273,6 @@ class LLM:
         return f"LLM({self.model_config})"
 
 
-def is_kept(request: Request) -> bool:
-    """Whether the rows wait in the engine: a query of late interaction, for its documents."""
-    late = request.pooling and request.pooling.late_interaction_params
-    return late is not None and late.mode == "cache_query"
+def without_end(ids: tuple[int, ...], padding: int | None) -> tuple[int, ...]:
+    """The ids up to the last that is no padding, whose row transformers classifies."""
+    return ids[: 1 + max((i for i, token in enumerate(ids) if token != padding), default=0)]

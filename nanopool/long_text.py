@@ -37,7 +37,8 @@ def join(pieces: list[Request], results: dict[str, Any]) -> Any:
     if len(pieces) == 1:
         return results[pieces[0].request_id]
     vectors = torch.stack([results[piece.request_id] for piece in pieces]).float()  # [pieces, D]
-    weights = vectors.new_tensor([len(piece.token_ids) for piece in pieces])
+    lens = [max(0, len(p.token_ids) - p.pooling.prompt_prefix_len) for p in pieces]
+    weights = vectors.new_tensor(lens)
     mean = weights @ vectors / weights.sum()
     return F.normalize(mean, dim=0) if pieces[0].pooling.use_activation else mean
 

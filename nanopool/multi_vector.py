@@ -11,6 +11,7 @@ from typing import Any
 from nanopool.checks import check_value
 
 ROLES = ("query", "document")
+MAXSIM = (None, "maxsim", "MaxSim")  # what it is called; its mean is another score
 PYLATE_KEYS = {"query_prefix", "document_prefix", "query_length", "document_length"}
 PYLATE_KEYS |= {"do_query_expansion", "attend_to_expansion_tokens", "skiplist_words"}
 
@@ -38,8 +39,9 @@ def read_multi_vector(
 ) -> MultiVectorConfig:
     """From config_sentence_transformers.json, sentence_bert_config.json and MultiVectorMask.
 
-    Raises ValueError for a mask that keeps only some token ids (of images).
+    Raises ValueError for a mask that keeps only some token ids (of images), and for meanmaxsim.
     """
+    check_value("similarity_fn_name", settings.get("similarity_fn_name"), MAXSIM)
     check_value("MultiVectorMask: keep_only_token_ids", mask.get("keep_only_token_ids"), (None, []))
     stated = settings | backbone
     prompts = settings.get("prompts") or {}
@@ -49,6 +51,7 @@ def read_multi_vector(
     if words is None:
         is_pylate = settings.get("model_type") == "ColBERT" or any(markers.values())
         words = string.punctuation if is_pylate else ""
+    tasks = mask.get("skiplist_tasks")
     expansion = stated.get("query_expansion", pylate_expansion(settings))
     return MultiVectorConfig(
         prefixes={role: markers[role] + texts[role] for role in ROLES},
@@ -56,7 +59,7 @@ def read_multi_vector(
         markers=tuple(marker for marker in markers.values() if marker),
         query_expansion=expansion and {"attend": False, "token": None} | expansion,
         skiplist_words=tuple(words),
-        skiplist_tasks=tuple(mask.get("skiplist_tasks") or ("document",)),
+        skiplist_tasks=("document",) if tasks is None else tuple(tasks),
     )
 
 

@@ -30,7 +30,7 @@ class RequestOutput:
     finished: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PoolingOutput:
     """A pooled result, `data`, under the names that each method gives it. Chapter 11."""
 
@@ -62,8 +62,7 @@ class Chunk(NamedTuple):
     char_range: tuple[int, int] | None
 
 
-@dataclass(frozen=True)
-class LateChunking:
+class LateChunking(NamedTuple):
     """What the rows of a late-chunked result stand for. Chapter 18."""
 
     chunks: tuple[Chunk, ...]
@@ -87,12 +86,13 @@ class PoolingRequestOutput:
 Outputs = list[PoolingRequestOutput | None]  # None: on ranks other than 0
 
 
-def warn_unless_finite(outputs: Outputs) -> None:
-    """One warning that names every result with inf or NaN; its neighbours are right."""
+def warn_unless_finite(outputs: Outputs) -> Outputs:
+    """The outputs, and one warning that names those with inf or NaN; their neighbours are right."""
     bad = [o.request_id for o in outputs if o and not torch.isfinite(o.outputs.data).all()]
     if bad:
         text = f"inf or NaN in the result of request {', '.join(bad)}; the other results are right"
-        warnings.warn(f"{text} (dtype='float32' may help)", stacklevel=4)
+        warnings.warn(f"{text} (dtype='float32' may help)", stacklevel=3)
+    return outputs
 
 
 def lexical_weights(output: PoolingRequestOutput, tokenizer: Any) -> dict[int, float]:

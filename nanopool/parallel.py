@@ -6,10 +6,11 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,46 +21,35 @@ TURN = timedelta(seconds=0.1)
 TIMEOUT = timedelta(hours=1)
 
 
-class TensorParallel(Protocol):
+class TensorParallel:
     """One rank's place in its group; every layer with split weights holds one (chapter 02).
 
     All ranks call the same operations in the same order. An operation returns when every rank has
-    called it, and raises where another rank has failed.
+    called it, and raises where another rank has failed. As they stand, for one rank alone, all are
+    the identity.
     """
 
-    rank: int
-    size: int
+    rank = 0
+    size = 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of x over the ranks, with the same bits on each; x keeps its values."""
+        return x
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Every rank's x (of one shape), concatenated along dim in rank order."""
+        return x
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value, any picklable object, on every rank; treat it as frozen."""
+        return value
 
     def barrier(self) -> None:
         """Waits until every rank is here."""
 
 
 class SingleTP(TensorParallel):
-    """The only rank: every operation is the identity."""
-
-    rank = 0
-    size = 1
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return x
-
-    def broadcast(self, value: Any) -> Any:
-        return value
-
-    def barrier(self) -> None:
-        return None
+    """The only rank."""
 
 
 class LocalGroup:
@@ -100,32 +90,46 @@ class LocalTP(TensorParallel):
         self.group.barrier.wait()
 
 
-def run_threads(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]:
-    """fn(tp) on every rank, results by rank; rank 0 is the caller's thread, where Ctrl-C lands.
+def run_ranks(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]:
+    """fn(tp) on every rank, each in a thread of its own unless it is alone; results by rank.
 
-    A failing rank frees those that wait for it. Its error, the first of all, is raised here when
-    every thread has ended; the next run finds the group as new.
+    The caller's thread only waits, so that Ctrl-C, which lands there, never hits a rank inside the
+    barrier. A failing rank frees those that wait for it. Its error, the first of all, is raised
+    here when no rank runs any more; the next run finds the group as new.
     """
+    if group.size == 1:
+        with torch.inference_mode():
+            return [fn(SingleTP())]
+    group.barrier = threading.Barrier(group.size)
+    results: list[Any] = [None] * group.size
     errors: list[BaseException] = []
+    running: list[int] = []
+    ended: SimpleQueue[int] = SimpleQueue()
 
     def fail(error: BaseException) -> None:
         errors.append(error)
         group.barrier.abort()
 
-    def run(rank: int) -> T | None:
+    def run(rank: int) -> None:
+        running.append(rank)
         try:
             with torch.inference_mode():
-                return fn(LocalTP(rank, group))
+                results[rank] = fn(LocalTP(rank, group)) if not errors else None
         except BaseException as error:
             fail(error)
+        running.remove(rank)
+        ended.put(rank)
 
-    group.barrier.reset()
-    with ThreadPoolExecutor(group.size) as pool:
-        try:
-            others = [pool.submit(run, rank) for rank in range(1, group.size)]
-            results = [run(0), *(other.result() for other in others)]
-        except KeyboardInterrupt as error:
-            fail(error)
+    try:
+        for rank in range(group.size):
+            threading.Thread(target=run, args=(rank,), daemon=True).start()
+        for _ in range(group.size):
+            ended.get()
+    except KeyboardInterrupt as error:
+        fail(error)
+    while running:  # a thread that starts later finds the error and does nothing
+        with suppress(KeyboardInterrupt):
+            time.sleep(0.001)
     if errors:
         raise errors[0]
     return results
@@ -133,11 +137,14 @@ def run_threads(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]
 
 def simulate(fn: Callable[[TensorParallel], T], size: int) -> list[T]:
     """Runs fn(tp) on `size` ranks that are threads of this process; results by rank."""
-    return run_threads(fn, LocalGroup(size))
+    return run_ranks(fn, LocalGroup(size))
 
 
 class RankLost(RuntimeError):
     """Another rank ended without saying why."""
+
+
+FindLost = Callable[[], RankLost | None]
 
 
 class DistTP(TensorParallel):
@@ -147,13 +154,7 @@ class DistTP(TensorParallel):
     `find_lost` is asked while waiting, and returns an error when it knows of a rank that has ended.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        store: dist.Store,
-        find_lost: Callable[[], RankLost | None] = lambda: None,
-    ) -> None:
+    def __init__(self, rank: int, size: int, store: dist.Store, find_lost: FindLost = lambda: None):
         self.rank = rank
         self.size = size
         self.store = store
@@ -241,7 +242,7 @@ class DistTP(TensorParallel):
             group.abort()
 
 
-def report_failure(store: dist.Store, rank: int, error: BaseException) -> None:
+def report_error(store: dist.Store, rank: int, error: BaseException) -> None:
     """Tells the other ranks why this one fails; they raise the error that was reported first."""
     if isinstance(error, RankLost) or store.add("failures", 1) > 1:
         return

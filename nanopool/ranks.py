@@ -19,15 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from nanopool.parallel import (
-    DistTP,
-    LocalGroup,
-    RankLost,
-    SingleTP,
-    TensorParallel,
-    report_failure,
-    run_threads,
-)
+from nanopool.parallel import DistTP, LocalGroup, RankLost, TensorParallel, report_error, run_ranks
 
 Build = Callable[[TensorParallel], Any]
 
@@ -81,14 +73,11 @@ class ThreadRanks(Ranks):
         self.group = LocalGroup(size)
         self.targets: list[Any] = []
         with self._running():
-            self.targets = self._run(build)
+            self.targets = run_ranks(build, self.group)
         self.target = self.targets[0]
 
-    def _run(self, fn: Build) -> list[Any]:
-        return run_threads(fn, self.group) if self.group.size > 1 else [fn(SingleTP())]
-
     def _call(self, method: str, args: tuple) -> Any:
-        return self._run(lambda tp: getattr(self.targets[tp.rank], method)(*args))[0]
+        return run_ranks(lambda tp: getattr(self.targets[tp.rank], method)(*args), self.group)[0]
 
     def _failed(self, error: BaseException) -> None:
         for target in self.targets:
@@ -157,7 +146,7 @@ class TorchrunRanks(Ranks):
         return super()._call(*self.tp.broadcast((method, args)))
 
     def _failed(self, error: BaseException) -> None:
-        report_failure(self.tp.store, self.tp.rank, error)
+        report_error(self.tp.store, self.tp.rank, error)
         super()._failed(error)
 
 
@@ -173,9 +162,8 @@ def start_worker(rank: int, size: int, path: str) -> subprocess.Popen:
         "OMP_NUM_THREADS": str(max(1, torch.get_num_threads() // size)),
     }
     command = [sys.executable, "-u", "-m", "nanopool.worker", str(rank), str(size), path]
-    stderr = 2
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=stderr, env=environment, start_new_session=True
+    return subprocess.Popen(  # what it prints goes to stderr, which is 2
+        command, stdin=subprocess.PIPE, stdout=2, env=environment, start_new_session=True
     )
 
 

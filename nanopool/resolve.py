@@ -3,30 +3,29 @@
 Precedence, fact by fact: user, then files, then model class, then the global default. Chapter 06.
 """
 
+import re
 import warnings
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from nanopool.checkpoint import NOTHING, SETTINGS_FILE, Checkpoint, load_tokenizer
+from nanopool.checkpoint import NOTHING, SETTINGS_FILE, Checkpoint
 from nanopool.checks import check_value
 from nanopool.config import EngineConfig, ModelConfig, PoolerConfig
-from nanopool.convert import check_runner, check_supported, file_conversion, find_spec, said
+from nanopool.convert import check_runner, classifier_rows, file_conversion, find_spec, said
 from nanopool.models import convert_spec
 from nanopool.pooler.params import POOLING_TASKS, check_dimensions, check_offered, load_activation
 
 CONFIG = "config.json"
-DTYPES = {
-    name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float", "half")
-}
+DTYPE_NAMES = ("float32", "bfloat16", "float16", "float", "half")
+DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
 PROBLEM_TYPES = {
     "regression": "torch.nn.modules.linear.Identity",
     "single_label_classification": "classify",
     "multi_label_classification": SIGMOID,
 }
-TWO_WAY = "from_2_way_softmax"
 WIDTHS = ("embedding_size", "colbert_dim", "dim", "projection_dim")
 
 
@@ -40,7 +39,7 @@ def resolve(config: EngineConfig) -> ModelConfig:
 
 def to_dtype(name: str, value: str | torch.dtype) -> torch.dtype:
     """A dtype given by itself or by name. Raises ValueError naming the argument `name`."""
-    check_value(name, value, (*DTYPES, *DTYPES.values()))
+    check_value(name, value, (*DTYPES, *dict.fromkeys(DTYPES.values())))
     return DTYPES.get(value, value)
 
 
@@ -72,7 +71,6 @@ class Resolver:
     def resolve(self) -> ModelConfig:
         """Raises ValueError as its parts do."""
         self.choose_class()
-        check_supported(self.files, self.spec)
         self.choose_pooler()
         self.choose_classifier()
         self.choose_embedding()
@@ -119,12 +117,18 @@ class Resolver:
 
     def choose_classifier(self) -> None:
         """Labels, activation, and the LM head rows that make the classifier of some rerankers."""
+        if not any("classify" in task for task in self.spec.tasks):
+            return
         stated = NOTHING if self.spec.num_labels else (self.hf_config.num_labels, CONFIG)
-        if rows := self.classifier_rows():
+        if rows := classifier_rows(self.files, self.user.tokenizer):
             self.facts["classifier_rows"] = rows
             stated = len(rows[0]), "classifier_rows"
-        if self.files.kind == "CrossEncoder" and (dense := self.files.dense_modules()):
+        elif self.files.kind == "CrossEncoder" and (dense := self.files.dense_modules()):
             stated = dense[-1].config["out_features"], dense[-1].file
+        elif self.spec.adapter == "MaskedLM":
+            stated = self.hf_config.vocab_size, CONFIG
+        elif not self.spec.encoder_only:  # transformers takes the last row before the padding
+            self.facts["ignored_end"] = self.hf_config.pad_token_id
         labels = self.pick("num_labels", None, stated, self.spec.num_labels)
         if labels == 0 and "classify" in self.spec.tasks:
             warnings.warn("num_labels=0 in config.json: the activation is sigmoid", stacklevel=2)
@@ -134,33 +138,6 @@ class Resolver:
         default = "classify" if labels else SIGMOID
         if (activation := self.pick("activation", files=stated, default=default)) != "classify":
             load_activation(activation)
-
-    def classifier_rows(self) -> tuple[tuple[int, ...], int | None] | None:
-        """(ids added, id subtracted): LM head rows, by LogitScore or by a reranker's hf_overrides.
-
-        Raises ValueError for a method that is not known or has too few tokens.
-        """
-        tokens, score = self.stated("classifier_from_token") or (), self.files.module("LogitScore")
-        method = TWO_WAY if self.stated("is_original_qwen3_reranker") else self.stated("method")
-        if score and not tokens:
-            return (score.config["true_token_id"],), score.config.get("false_token_id")
-        if not tokens and method is None:
-            return None
-        check_value("method", method, (TWO_WAY, "no_post_processing"))
-        if not tokens or (method == TWO_WAY and len(tokens) != 2):
-            raise ValueError(
-                f"classifier_from_token={tokens!r}: {method} needs the tokens for false and true "
-                "in hf_overrides, such as ['no', 'yes']"
-            )
-        ids = self.token_ids(tokens)
-        return (ids[1:], ids[0]) if method == TWO_WAY else (ids, None)
-
-    def token_ids(self, tokens: list[str]) -> tuple[int, ...]:
-        """Tokens as ids. Raises ValueError for a text that is not one token."""
-        vocab = load_tokenizer(self.user.tokenizer or self.files.folder).get_vocab()
-        if unknown := [token for token in tokens if token not in vocab]:
-            raise ValueError(f"classifier_from_token={unknown}: not single tokens of the tokenizer")
-        return tuple(vocab[token] for token in tokens)
 
     def choose_embedding(self) -> None:
         """Projection, sizes, prompts, SPLADE and ColBERT settings."""
@@ -179,6 +156,7 @@ class Resolver:
         self.pick("matryoshka", files=(self.stated("is_matryoshka"), CONFIG), default=bool(shorter))
         name, prompts = files.settings.get("default_prompt_name"), files.settings.get("prompts")
         prompts = {name: text or "" for name, text in (prompts or {}).items()}
+        check_value(f"{SETTINGS_FILE}: default_prompt_name", name, (None, *prompts))
         self.pick("default_prompt_name", files=(name, SETTINGS_FILE))
         self.pick("prompts", files=(prompts or None, SETTINGS_FILE))
         lower = files.backbone.get("do_lower_case"), files.backbone_file
@@ -216,7 +194,7 @@ class Resolver:
         """Device and dtypes; dtype "auto" is float32 on a CPU and never float16."""
         on_cuda = torch.cuda.is_available()
         device = str(said(self.user.device) or ("cuda" if on_cuda else "cpu"))
-        if device.partition(":")[0] not in (("cpu", "cuda") if on_cuda else ("cpu",)):
+        if not re.fullmatch(r"(cpu|cuda)(:\d+)?" if on_cuda else "cpu", device):
             raise ValueError(f"device={device!r} is not available: use 'cpu' or 'auto'")
         own = self.stated("dtype") if device != "cpu" else None
         if own == torch.float16:

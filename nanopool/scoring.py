@@ -76,13 +76,17 @@ def score_task(config: ModelConfig) -> str:
 
     Raises ValueError where there is none, and for more labels than one.
     """
-    offered = [task for task in ROUTES if task in config.spec.tasks]
-    task = config.pooler.task or next(iter(offered), None)
-    if task not in ROUTES or (task == "classify" and config.num_labels != 1):
+    offered = config.spec.tasks
+    task = config.pooler.task or next((task for task in ROUTES if task in offered), None)
+    if task not in ROUTES:
         raise ValueError(
-            f"task={task!r} with num_labels={config.num_labels} does not support the Scoring API: "
-            f"it takes one of {[*ROUTES]}, and classify is only enabled for num_labels == 1; "
-            "a decoder scores with LLM(..., convert='embed') or convert='classify'"
+            f"task={task!r} of {list(offered)} does not support the Scoring API: it takes one of "
+            f"{[*ROUTES]}; a decoder embeds with LLM(..., convert='embed')"
+        )
+    if task == "classify" and config.num_labels != 1:
+        raise ValueError(
+            f"num_labels={config.num_labels} does not support the Scoring API: classify is only "
+            "enabled for num_labels == 1"
         )
     return task
 
@@ -111,7 +115,7 @@ def own_template(llm: "LLM") -> str | None:
     """
     config, hf_config = llm.model_config, vars(llm.model_config.hf_config)
     if config.chat_template_kwargs is not None:
-        return llm.inputs.tokenizer.chat_template
+        return config.chat_template_kwargs.get("chat_template", llm.inputs.tokenizer.chat_template)
     if hf_config.get("is_original_qwen3_reranker"):
         return QWEN3_RERANKER
     return JOINED if hf_config.get("classifier_from_token") else None
@@ -138,10 +142,11 @@ def render(inputs: InputProcessor, frame: Frame, template: str, pairs: Pairs) ->
         [*system, {"role": "query", "content": query}, {"role": "document", "content": text}]
         for query, text in pairs
     ]
-    facts = {"tokenize": False} | (inputs.config.chat_template_kwargs or {})
+    facts = {"tokenize": False, **(inputs.config.chat_template_kwargs or {})}
     with refusing(f"chat_template={template!r}"):
-        texts = inputs.tokenizer.apply_chat_template(chats, chat_template=template, **facts)
-    return inputs.tokenize(Frame(add_special_tokens=frame.add_special_tokens), texts)["input_ids"]
+        texts = inputs.tokenizer.apply_chat_template(chats, **facts | {"chat_template": template})
+        frame = Frame(add_special_tokens=frame.add_special_tokens)
+        return inputs.tokenize(frame, texts)["input_ids"]
 
 
 def count_shared(first: Iterable[int], second: Iterable[int]) -> int:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import torch
 import torch.distributed as dist
 
-from nanopool.parallel import DistTP, report_failure
+from nanopool.parallel import DistTP, report_error
 
 
 def read_frames(pipe: BinaryIO, frames: SimpleQueue, folder: Path) -> None:
@@ -46,7 +46,7 @@ def main() -> None:
         with torch.inference_mode():
             serve(DistTP(rank, size, store), frames)
     except BaseException as error:
-        report_failure(store, rank, error)
+        report_error(store, rank, error)
     os._exit(1)
 
 

@@ -1,6 +1,7 @@
 """Fixtures of every test: tiny checkpoints, built once per session, and the devices."""
 
 import os
+import signal
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# Ctrl-C is tested, and a shell switches it off for what it runs in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

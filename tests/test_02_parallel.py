@@ -16,8 +16,8 @@ from nanopool.parallel import (
     LocalGroup,
     RankLost,
     SingleTP,
-    report_failure,
-    run_threads,
+    report_error,
+    run_ranks,
     simulate,
 )
 from nanopool.ranks import ThreadRanks
@@ -34,7 +34,7 @@ def rank_tensors(size: int) -> list[torch.Tensor]:
 def simulate_processes(fn, size):
     """As `simulate`, with the ranks that processes have."""
     store = dist.HashStore()
-    return run_threads(lambda tp: fn(DistTP(tp.rank, size, store)), LocalGroup(size))
+    return run_ranks(lambda tp: fn(DistTP(tp.rank, size, store)), LocalGroup(size))
 
 
 each_kind = pytest.mark.parametrize("simulate", [simulate, simulate_processes])
@@ -178,10 +178,10 @@ def test_results_come_by_rank_and_each_rank_is_in_inference_mode(size):
     assert not torch.is_inference_mode_enabled()
 
 
-def test_rank_0_is_the_callers_own_thread():
-    threads = simulate(lambda tp: threading.current_thread(), 2)
-    assert threads[0] is threading.current_thread()
-    assert threads[1] is not threads[0]
+def test_every_rank_has_a_thread_of_its_own_unless_it_is_alone():
+    ours = threading.current_thread()
+    assert simulate(lambda tp: threading.current_thread(), 1) == [ours]
+    assert len({ours, *simulate(lambda tp: threading.current_thread(), 3)}) == 4
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -202,6 +202,19 @@ def test_ctrl_c_frees_every_rank_and_the_next_call_works(rank):
     with pytest.raises(KeyboardInterrupt):
         ranks.call("interrupt", rank)
     assert ranks.call("total") == 6
+
+
+def test_ctrl_c_while_the_ranks_start_leaves_none_of_them_behind(monkeypatch):
+    start, ranks = threading.Thread.start, ThreadRanks(Target, 3)
+
+    def start_one(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(threading.Thread, "start", start_one)
+        ranks.call("total")
+    assert [ranks.call("total") for _ in range(3)] == [6, 6, 6]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -231,9 +244,9 @@ def test_a_waiting_process_rank_raises_the_first_reported_error(error, raised):
     def fail(tp):
         tp = DistTP(tp.rank, tp.size, store)
         if tp.rank == 1:
-            report_failure(store, 1, RankLost("not a cause"))
-            report_failure(store, 1, error)
-            report_failure(store, 1, ValueError("too late"))
+            report_error(store, 1, RankLost("not a cause"))
+            report_error(store, 1, error)
+            report_error(store, 1, ValueError("too late"))
             return None
         with pytest.raises(raised, match=r"k|one and two") as caught:
             tp.barrier()

@@ -262,7 +262,7 @@ REFUSED = [
         "layer_types='sliding_attention'",
         "'full_attention'",
     ),
-    (plain("BertModel", {"modules.json": {}}), {}, "modules.json", "must be a list"),
+    (plain("BertModel", {"modules.json": {}}), {}, "modules.json", "must be of type list"),
     (plain("BertModel", {"modules.json": "{"}), {}, "modules.json", "JSONDecodeError"),
     (plain("BertModel", {"modules.json": []}), {}, "first module", "Transformer"),
     # modules

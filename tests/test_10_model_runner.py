@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import references
 import torch
-from answers import ask, start
+from answers import ask, assert_close, start
 from test_03_kernels import CALLS, on_gpu
 from torch import Tensor
 
@@ -275,6 +275,16 @@ def test_outputs_arrive_with_their_shapes_and_own_their_storage(device):
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
         assert tensor.device.type == "cpu" and not tensor.is_pinned()
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+def test_a_result_may_be_changed_in_place_and_trained_on(checkpoint):
+    with start(checkpoint("bert")) as llm:
+        vector, rows = (ask(llm, [[5, 6, 7]], task)[0] for task in ("embed", "token_embed"))
+    vector /= 2
+    weight = torch.ones(32, requires_grad=True)
+    (rows @ weight).sum().backward()
+    assert_close(vector.norm(), torch.tensor(0.5))
+    assert_close(weight.grad, rows.sum(0))
 
 
 def test_a_staged_array_may_be_rewritten_at_once(device):

@@ -49,7 +49,7 @@ def model(tmp_path):
         pooler = {k: facts.pop(k) for k in PoolerConfig.__dataclass_fields__ if k in facts}
         config = resolve(EngineConfig(tmp_path, pooler_config=PoolerConfig(**pooler)))
         spec = replace(config.spec, tasks=tasks, encoder_only=facts.pop("encoder_only", False))
-        return replace(config, spec=spec, **facts)
+        return replace(config, spec=spec, **{"num_labels": 3} | facts)
 
     return get
 

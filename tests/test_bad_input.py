@@ -36,7 +36,7 @@ SMALL = {"suffix": "Model", "std": 0.2}
 
 
 def embedding(llm: LLM) -> Any:
-    return llm.embed([IDS, "a dog"] if llm.model_config.is_encoder_only else [IDS], **QUIET)
+    return llm.embed([IDS, "a dog"] if llm.model_config.spec.encoder_only else [IDS], **QUIET)
 
 
 def pair(llm: LLM) -> Any:
@@ -132,7 +132,7 @@ REQUESTS = {
         "prompt_token_ids of prompt 0='no'",
         "list",
     ),
-    "half a surrogate": ("encoder", lambda m: m.embed("a \ud800 dog"), "prompt 0=", "'a  dog'"),
+    "half a surrogate": ("encoder", lambda m: m.embed("a \ud800 dog"), "prompt 0", "surrogates"),
     # empty, too long, out of range
     "no token": ("encoder", lambda m: m.embed([IDS, []]), "prompt 1 is empty", "give a text"),
     "an empty text": ("generator", lambda m: m.generate(""), "prompt 0 is empty", "give a text"),
@@ -196,14 +196,14 @@ REQUESTS = {
         "encoder",
         encoding(add_special_tokens="no"),
         "add_special_tokens='no'",
-        "False",
+        "bool",
     ),
     "a prompt's name": ("encoder", encoding(prompt_name="title"), "prompt_name='title'", "'query'"),
     "a name where there is none": (
         "embedder",
         encoding(prompt_name="query"),
         "prompt_name='query'",
-        "leave it out",
+        "left out",
     ),
     # params
     "too few params": (
@@ -348,7 +348,7 @@ REQUESTS = {
         "cross-encoder",
         lambda m: m.score(IDS, "no"),
         "a text for a cross-encoder=(7, 8, 9)",
-        "a str",
+        "of type str",
     ),
     "a long pair": (
         "cross-encoder",
@@ -402,7 +402,7 @@ REQUESTS = {
         "encoder",
         lambda m: m.score([IDS], "b", max_tokens_per_query=1),
         "max_tokens_per_query=1",
-        "a str",
+        "of type str",
     ),
     "top_n below 0": (
         "cross-encoder",
@@ -483,6 +483,11 @@ def index(weight_map):
     return write
 
 
+def half_an_index(folder: Path) -> None:
+    index({})(folder)
+    (folder / INDEX).write_text("{")
+
+
 def binary(value, plain: bool = False):
     def write(folder: Path) -> None:
         (folder / WEIGHTS).unlink()
@@ -520,7 +525,7 @@ FOLDERS = {
     "no folder": ("bert", shutil.rmtree, {}, "model=", "neither a folder nor a hub repository"),
     "no config": ("bert", without(CONFIG), {}, "model=", "no config.json"),
     "half a config": ("bert", half(CONFIG), {}, CONFIG, "JSONDecodeError"),
-    "a list as config": ("bert", content(CONFIG, "[]"), {}, CONFIG, "a dict"),
+    "a list as config": ("bert", content(CONFIG, "[]"), {}, CONFIG, "of type dict"),
     "no architectures": (
         "bert",
         config(drop=("architectures",)),
@@ -540,7 +545,7 @@ FOLDERS = {
         config(quantization_config={"quant_method": "gptq", "bits": 4}),
         {},
         "quantization_config={'quant_method': 'gptq'",
-        "None",
+        "left out",
     ),
     "int8 weights": (
         "bert",
@@ -610,7 +615,7 @@ FOLDERS = {
     "an absolute index": ("bert", index({"a": "/etc/passwd"}), {}, INDEX, "'/etc/passwd'"),
     "a shard missing": ("bert", index({"a": "2.safetensors"}), {}, "2.safetensors is missing"),
     "an index of numbers": ("bert", index({"a": 3}), {}, "model=", "expected form"),
-    "half an index": ("bert", content(INDEX, "{"), {}, "model=", "JSONDecodeError"),
+    "half an index": ("bert", half_an_index, {}, "model=", "JSONDecodeError"),
     "code in a pickle": ("bert", binary({"a": Code()}), {}, "pytorch_model.bin", "tensors"),
     "code in an old pickle": ("bert", binary(Code(), True), {}, "pytorch_model.bin", "tensors"),
     "a list in a pickle": ("bert", binary([torch.ones(3)]), {}, "pytorch_model.bin", "tensors"),
@@ -673,7 +678,13 @@ FOLDERS = {
     "overrides of nothing": ("bert", same, {"hf_overrides": lambda _: None}, "hf_overrides"),
     "generate": ("bert", same, {"runner": "generate"}, "runner='generate'", "BertModel"),
     "convert": ("qwen3", same, {"convert": "reward"}, "convert='reward'", "'embed'"),
-    "pooler_config": ("bert", same, {"pooler_config": {"task": "embed"}}, "pooler_config=", "a P"),
+    "pooler_config": (
+        "bert",
+        same,
+        {"pooler_config": {"task": "embed"}},
+        "pooler_config=",
+        "of type P",
+    ),
 }
 assert len(REQUESTS) + len(UNKNOWN) + len(FOLDERS) >= 60
 

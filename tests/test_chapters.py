@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from chapters.tools import cells, checks, draw, generated, quotes, svg, update
+from chapters.tools.notebooks import notebook
 from nanopool.batch import Batch
 from nanopool.config import SamplingParams
 from nanopool.engine.block_manager import BlockManager
@@ -310,11 +311,16 @@ def test_quotes_can_be_parts():
     assert method.startswith("def forward") and whole.text.endswith("[B, V]\n")
 
 
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_every_cell_of_a_chapter_is_a_cell_of_its_notebook(path):
+    code = [cell.source for cell in notebook(path).cells if cell.cell_type == "code"]
+    blocks = [block for block in cells.parse(path.read_text()) if isinstance(block, cells.Cell)]
+    assert code[1:] == [block.fence.body.rstrip("\n") for block in blocks]
+
+
 @pytest.mark.slow
 def test_a_notebook_runs():
     nbclient = pytest.importorskip("nbclient")
-    from chapters.tools.notebooks import notebook
-
     book = notebook(FIRST)
     shown = [cell.outputs[0].text for cell in book.cells if cell.get("outputs")]
     folder = {"metadata": {"path": str(ROOT / "chapters")}}

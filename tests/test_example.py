@@ -10,7 +10,7 @@ from chapters.tools.cells import ROOT
 
 REAL = {  # task: what is printed with real weights, among other things
     "embed": "What do kittens do all day?\n    1.   0.445  A cat sleeps about fifteen hours a day.",
-    "score": "3.   0.445  A cat sleeps about fifteen hours a day.",
+    "score": "0.445  A cat sleeps about fifteen hours a day.",
     "rerank": "1.   0.364  The central bank raised interest rates again.",
     "sparse": "a journey through Germany\n    journey 2.27, germany 2.26, german",
     "token_embed": "germany      berlin       0.658",

@@ -151,7 +151,7 @@ def dirty_memory(monkeypatch):
 @pytest.mark.filterwarnings("ignore:.*deterministic")
 def test_what_memory_held_before_reaches_no_result(case, dirty_memory):
     assert torch.empty(3).isnan().all(), "the fixture does not work"
-    budget = 2048 if case.llm.model_config.is_encoder_only else 7
+    budget = 2048 if case.llm.model_config.spec.encoder_only else 7
     with case.start(max_num_batched_tokens=budget) as llm:
         case.check(llm)
 
@@ -196,7 +196,7 @@ def test_random_settings_change_nothing(case, data):
         "max_num_seqs": data.draw(st.integers(1, 8), "max_num_seqs"),
         "tensor_parallel_size": data.draw(st.sampled_from((1, 1, 2, 4)), "ranks"),
     }
-    if not case.llm.model_config.is_encoder_only:
+    if not case.llm.model_config.spec.encoder_only:
         facts["enable_prefix_caching"] = data.draw(st.booleans(), "caching")
         if data.draw(st.booleans(), "chunked"):
             facts["max_num_batched_tokens"] = data.draw(st.integers(1, 64), "budget")

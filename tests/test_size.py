@@ -34,12 +34,12 @@ def size(file: Path) -> int:
 
 def test_the_four_folders_grow_no_further():
     """The design wants 1,700; what is above it is named in README."""
-    assert sum(size(file) for file in FILES if file.parent.name in FOLDERS) <= 1960
+    assert sum(size(file) for file in FILES if file.parent.name in FOLDERS) <= 1945
 
 
 def test_the_package_grows_no_further():
     """The design wants 2,700; what is above it is named in README."""
-    assert sum(size(file) for file in FILES) <= 3750
+    assert sum(size(file) for file in FILES) <= 3765
 
 
 @each_file
@@ -81,7 +81,8 @@ MAY_IMPORT = {
     "llm": ("ground", "files", "engine", "texts", "calls"),
 }
 # What may be imported inside a function: optional, or slow and not always needed.
-OPTIONAL = {"triton", "flash_attn", "torch.nn.attention.varlen", "huggingface_hub", "transformers"}
+OPTIONAL = {"triton", "flash_attn", "torch.nn.attention.varlen"}
+OPTIONAL |= {"huggingface_hub", "transformers", "tokenizers"}
 
 
 def part_of(module: str) -> str:

@@ -37,6 +37,7 @@ def notebook(path: Path) -> NotebookNode:
     runnable = [block for block in blocks if isinstance(block, cells.Cell)]
     for block in reversed(blocks):
         text = _without_fence(text, block)
+    text = text.replace("```sh\n", "```sh .noeval\n")  # a shell command is text too
     book = jupytext.reads(with_links(text), fmt="md")
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     for cell, block in zip(code, runnable, strict=True):
@@ -66,13 +67,13 @@ def with_links(text: str) -> str:
 
     def moved(match: re.Match) -> str:
         target = match[1]
-        if re.match(r"\w+:|#", target):
+        if target is None or re.match(r"\w+:|#", target):  # code, or no file
             return match[0]
         if re.fullmatch(r"\d\d-[\w-]+\.md", target):
             return f"]({target[:-3]}.ipynb"
         return f"](../{target}"
 
-    return re.sub(r"\]\(([^)#\s]+)", moved, text)
+    return re.sub(r"^```.*?^```|\]\(([^)#\s]+)", moved, text, flags=re.DOTALL | re.MULTILINE)
 
 
 def main() -> None:

@@ -67,9 +67,8 @@ class Engine:
     def __init__(self, config: EngineConfig, tp: TensorParallel):
         self.model_config = facts = resolve(config)
         self.tp = tp
-        self.runner = ModelRunner(facts, config, tp)
-        num_blocks = self.runner.num_kv_blocks  # none for an encoder
-        blocks = BlockManager(num_blocks, facts.block_size, facts.enable_prefix_caching)
+        self.runner = runner = ModelRunner(facts, config, tp)
+        blocks = BlockManager(runner.num_kv_blocks, facts.block_size, facts.enable_prefix_caching)
         self.scheduler = Scheduler(
             facts.max_num_batched_tokens, config.max_num_seqs, facts.enable_chunked_prefill, blocks
         )
@@ -109,10 +108,6 @@ class Engine:
         if output.must_stop:
             self.scheduler.clear()
         return len(finished)
-
-    def pooling_updates(self, task: str) -> dict[str, bool]:
-        """What the pooler of this task needs of PoolingParams."""
-        return self.runner.model.pooler.get_pooling_updates(task)
 
     def reset(self) -> None:
         """Drop every sequence and the prefix cache."""

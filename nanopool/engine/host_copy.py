@@ -29,8 +29,9 @@ class HostCopy:
             self.event.synchronize()
             self.packed, self.event = self.packed.clone(), None
 
+    @torch.inference_mode(False)
     def split(self) -> dict[str, Tensor]:
-        """The outputs, each a tensor of its own."""
+        """The outputs, each a tensor of its own that may be written into and trained on."""
         self.wait()
         parts = self.packed.split([shape.numel() for shape, _ in self.forms.values()])
         named = zip(self.forms.items(), parts, strict=True)

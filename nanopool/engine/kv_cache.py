@@ -42,14 +42,12 @@ def blocks_on_gpu(total: int, free: int, mine: int, utilization: float, bytes_ea
     )
 
 
-def count_kv_blocks(
-    config: ModelConfig, engine: EngineConfig, tp: TensorParallel, peak: int
-) -> int:
+def kv_pool_size(config: ModelConfig, engine: EngineConfig, tp: TensorParallel, peak: int) -> int:
     """The pool's size N, the same on every rank.
 
     It is what the caller says, else the least that any rank can hold beside its `peak` bytes.
     """
-    if config.is_encoder_only:
+    if config.spec.encoder_only:
         return 0
     if engine.num_kv_blocks is not None:
         return engine.num_kv_blocks
@@ -58,15 +56,14 @@ def count_kv_blocks(
         free, total = torch.cuda.mem_get_info(config.device)
         blocks = blocks_on_gpu(total, free, peak, engine.gpu_memory_utilization, bytes_each)
     else:
-        blocks = blocks_on_cpu(
-            engine.max_num_seqs, config.max_model_len, config.block_size, bytes_each
-        )
+        lens = config.max_model_len, config.block_size
+        blocks = blocks_on_cpu(engine.max_num_seqs, *lens, bytes_each)
     return int(tp.all_gather(torch.tensor([blocks], device=config.device)).min())
 
 
 def allocate_kv_caches(config: ModelConfig, tp: TensorParallel, num_blocks: int) -> list[Tensor]:
     """One pool a decoder layer, parts of one tensor; none at all for an encoder-only model."""
-    if config.is_encoder_only:
+    if config.spec.encoder_only:
         return []
     shape = kv_cache_shape(config, tp, num_blocks)
     try:

@@ -13,7 +13,7 @@ from nanopool.batch import Batch, pick
 from nanopool.config import EngineConfig, ModelConfig
 from nanopool.engine.cuda_graphs import CudaGraphs, padded
 from nanopool.engine.host_copy import HostCopy
-from nanopool.engine.kv_cache import allocate_kv_caches, count_kv_blocks
+from nanopool.engine.kv_cache import allocate_kv_caches, kv_pool_size
 from nanopool.engine.scheduler import Scheduled
 from nanopool.engine.sequence import Sequence
 from nanopool.engine.warm_up import warm_up_steps
@@ -54,7 +54,7 @@ class ModelRunner:
         self.graphs = self.block_size = None
         self.kv_caches = [None] * config.hf_config.num_hidden_layers
         peak = self.measure_peak(engine_config.max_num_seqs) if on_cuda else 0
-        self.num_kv_blocks = count_kv_blocks(config, engine_config, tp, peak)
+        self.num_kv_blocks = kv_pool_size(config, engine_config, tp, peak)
         self.kv_caches = allocate_kv_caches(config, tp, self.num_kv_blocks)
         if self.kv_caches:
             self.block_size = config.block_size

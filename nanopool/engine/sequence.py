@@ -30,6 +30,12 @@ class Request:
     num_keys: int | None = None
     reads_prefix_cache: bool = False
 
+    @property
+    def is_cached_query(self) -> bool:
+        """Whether its rows wait in the engine: a query of late interaction, for its documents."""
+        late = self.pooling and self.pooling.late_interaction_params
+        return late is not None and late.mode == "cache_query"
+
 
 @dataclass
 class Sequence:

@@ -115,12 +115,12 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         self, hidden: int, heads: dict[str, int], head_dim: int, bias: bool, tp: TensorParallel
     ):
         H, K, _ = heads.values()
+        self.num_heads = divide(H, tp.size, "num_attention_heads")
         if K % tp.size and tp.size % K:
             raise ValueError(
                 f"num_key_value_heads = {K} and tensor_parallel_size = {tp.size}: one must be "
                 "divisible by the other; choose another tensor_parallel_size"
             )
-        self.num_heads = divide(H, tp.size, "num_attention_heads")
         self.num_kv_heads = max(1, K // tp.size)
         parts = {name: count * head_dim for name, count in heads.items()}
         pieces = {name: min(count, tp.size) for name, count in heads.items()}

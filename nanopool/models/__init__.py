@@ -27,7 +27,7 @@ class ModelSpec:
     use_activation: bool = True  # where neither the user nor a file says otherwise
     num_labels: int | None = None  # None: the config's
     step_tag_id: int | None = None
-    starts_after_padding_idx: bool = False  # positions count from pad_token_id + 1
+    starts_after_padding_idx: bool = False  # positions count from pad_token_id + 1 (RoBERTa)
     dense_name: str | None = None  # a tanh layer before the classifier, under the checkpoint's name
     classifier_name: str = "score"
     classifies_tokens_with_dense: bool = False
@@ -48,7 +48,6 @@ FAMILIES = {
 }
 FAMILIES["Roberta"] = FAMILIES["XLMRoberta"] = replace(
     FAMILIES["Bert"],
-    starts_after_padding_idx=True,
     dense_name="classifier.dense",
     classifier_name="classifier.out_proj",
     classifies_tokens_with_dense=True,
@@ -79,10 +78,8 @@ SUFFIXES = {
     "Model": pooling("EmbeddingModel", *EMBED),
 }
 BGE_M3 = pooling("BgeM3Model", "embed&token_classify", *EMBED, "token_classify")
-NAMED = {
-    "BgeM3EmbeddingModel": ("XLMRoberta", BGE_M3),
-    "HF_ColBERT": ("Bert", pooling("ColBERTModel", "token_embed")),
-}
+COLBERT = pooling("ColBERTModel", "token_embed")
+NAMED = {"BgeM3EmbeddingModel": ("XLMRoberta", BGE_M3), "HF_ColBERT": ("Bert", COLBERT)}
 
 
 def spec_for(architecture: str) -> ModelSpec | None:

@@ -12,8 +12,9 @@ from nanopool.config import ModelConfig
 from nanopool.layers.embed_head import ParallelLMHead
 from nanopool.models.heads import Dense, LMHeadRows, MLMHead
 from nanopool.models.loader import Weights
-from nanopool.pooler.heads import ClassifierHead, EmbeddingHead, RowMap, get_classifier_activation
+from nanopool.pooler.heads import ClassifierHead, EmbeddingHead, RowMap, classify_activation
 from nanopool.pooler.late_interaction import LateInteractionPooler
+from nanopool.pooler.params import load_activation
 from nanopool.pooler.poolers import DispatchPooler, Pooler, TokenPooler
 from nanopool.pooler.special import ConcatPooler, Keep, SpladePooler, without_ends, without_skipped
 
@@ -56,10 +57,8 @@ class CausalLM(Adapter):
     def __init__(self, backbone: nn.Module, config: ModelConfig, weights: Weights):
         super().__init__(backbone)
         hf = config.hf_config
-        self.tied = hf.tie_word_embeddings
+        self.tied = hf.tie_word_embeddings and weights.are_equal("lm_head", "embed_tokens")
         self.lm_head = ParallelLMHead(hf.vocab_size, hf.hidden_size, backbone.embed_tokens.tp)
-        if self.tied:
-            self.ignored = (*self.ignored, "lm_head")
 
     def tie_weights(self) -> None:
         if self.tied:
@@ -115,7 +114,8 @@ def embedding_poolers(
 
 def classifier_head(config: ModelConfig, classifier: RowMap) -> ClassifierHead:
     """A classifier with the activation and calibration that the folder and the user say."""
-    activation = get_classifier_activation(config.activation)
+    by_labels = config.activation == "classify"
+    activation = classify_activation if by_labels else load_activation(config.activation)
     calibration = config.pooler.logit_mean or 0.0, config.pooler.logit_sigma or 1.0
     return ClassifierHead(config.head_dtype, classifier, activation, *calibration)
 
@@ -170,8 +170,8 @@ class ClassificationModel(PoolingAdapter):
         if self.dense:
             return self.dense, self.dense
         if config.classifier_rows is not None:
-            tied = config.hf_config.tie_word_embeddings
             self.classifier = LMHeadRows(self.hidden_size, *config.classifier_rows)
+            tied = config.hf_config.tie_word_embeddings and "lm_head.weight" not in weights
             self.sources["classifier"] = "embed_tokens" if tied else "lm_head"
             return self.classifier, self.classifier
         has_bias = spec.dense_name is not None or f"{spec.classifier_name}.bias" in weights
@@ -220,13 +220,14 @@ class MaskedLM(PoolingAdapter):
         head, norm = ("cls.predictions", "LayerNorm") if is_bert else ("lm_head", "layer_norm")
         transform = f"{head}.transform" if is_bert else head
         decoder, bias = f"{head}.decoder.weight", f"{head}.decoder.bias"
+        embedding = "embeddings.word_embeddings.weight"
         self.sources = {
             "mlm_head.dense": f"{transform}.dense",
             "mlm_head.LayerNorm": f"{transform}.{norm}",
-            "mlm_head.decoder.weight": "embeddings.word_embeddings.weight" if tied else decoder,
+            "mlm_head.decoder.weight": embedding if tied and decoder not in weights else decoder,
             "mlm_head.decoder.bias": bias if bias in weights else f"{head}.bias",
         }
-        self.ignored = (*self.ignored, f"{head}.bias", *([decoder] if tied else []))
+        self.ignored = (*self.ignored, f"{head}.bias")
 
 
 class BgeM3Model(PoolingAdapter):

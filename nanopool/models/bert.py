@@ -9,7 +9,6 @@ from nanopool.layers.activation import get_activation
 from nanopool.layers.attention import Attention
 from nanopool.layers.embed_head import VocabParallelEmbedding
 from nanopool.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from nanopool.layers.norm import LayerNorm
 from nanopool.parallel import TensorParallel
 
 QKV_NAMES = ("self.query", "self.key", "self.value")
@@ -25,7 +24,7 @@ class BertEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(hf.max_position_embeddings, hf.hidden_size)
         self.token_type_embeddings = nn.Embedding(hf.type_vocab_size, hf.hidden_size)
         self.padding_idx = hf.pad_token_id if config.spec.starts_after_padding_idx else None
-        self.LayerNorm = LayerNorm(hf.hidden_size, hf.layer_norm_eps)
+        self.LayerNorm = nn.LayerNorm(hf.hidden_size, hf.layer_norm_eps)
 
     def forward(self, batch: Batch) -> Tensor:
         ids, segments = decode_segments(batch.input_ids)
@@ -57,7 +56,7 @@ class BertSelfOutput(nn.Module):
         super().__init__()
         hf = config.hf_config
         self.dense = RowParallelLinear(in_features, hf.hidden_size, True, tp, what)
-        self.LayerNorm = LayerNorm(hf.hidden_size, hf.layer_norm_eps)
+        self.LayerNorm = nn.LayerNorm(hf.hidden_size, hf.layer_norm_eps)
 
     def forward(self, y: Tensor, x: Tensor) -> Tensor:
         return self.LayerNorm(self.dense(y).add_(x))

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from nanopool.config import ModelConfig
 from nanopool.layers.activation import get_activation
 from nanopool.layers.linear import ShardedModule, copy_exactly
-from nanopool.layers.norm import LayerNorm
 from nanopool.pooler.params import load_activation
 
 DEFAULT_ACTIVATION = "torch.nn.modules.activation.Tanh"  # of a sentence-transformers Dense
@@ -53,8 +52,9 @@ class MLMHead(nn.Module):
         super().__init__()
         hf = config.hf_config
         self.dense = nn.Linear(hf.hidden_size, hf.hidden_size)
-        self.act = get_activation(hf.hidden_act)
-        self.LayerNorm = LayerNorm(hf.hidden_size, hf.layer_norm_eps)
+        # RoBERTa's head takes no other, whatever the config says.
+        self.act = get_activation("gelu" if config.spec.starts_after_padding_idx else hf.hidden_act)
+        self.LayerNorm = nn.LayerNorm(hf.hidden_size, hf.layer_norm_eps)
         self.decoder = nn.Linear(hf.hidden_size, hf.vocab_size)
 
     def forward(self, rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ error. Chapter 06.
 
 import json
 import re
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -103,6 +104,11 @@ class Weights:
             raise ValueError(f"{real_name} is {tensor.dtype}: quantised models are not supported")
         return tensor
 
+    def are_equal(self, head: str, embedding: str) -> bool:
+        """Whether two modules have one weight; a missing head is the embedding."""
+        names = f"{head}.weight", f"{embedding}.weight"
+        return names[0] not in self or torch.equal(*(self[name] for name in names))
+
     def unused(self, ignored: Iterable[str]) -> list[str]:
         """The files' names of tensors that nobody read, but for those with an ignored part."""
         ignored = set(ignored)
@@ -123,14 +129,14 @@ def weight_files(folder: Path) -> list[Path]:
     ValueError when an index points outside the folder, FileNotFoundError when a file is missing.
     """
     for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return [folder / name]
         index = folder / f"{name}.index.json"
         if index.is_file():
             shards = dict.fromkeys(json.loads(index.read_text())["weight_map"].values())
             if outside := [shard for shard in shards if Path(shard).name != shard]:
                 raise ValueError(f"{index} points outside its folder: {outside[0]!r}")
             return [folder / shard for shard in shards]
-        if (folder / name).is_file():
-            return [folder / name]
     raise FileNotFoundError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
 
 
@@ -148,6 +154,7 @@ def open_tensors(file: Path):
     try:
         if file.suffix == ".safetensors":
             return safetensors.safe_open(file, framework="pt")
-        return Tensors(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
+        is_new = zipfile.is_zipfile(file)  # since torch 1.6
+        return Tensors(torch.load(file, map_location="cpu", weights_only=True, mmap=is_new))
     except Exception as error:
         raise ValueError(f"{file} is damaged or not a plain file of tensors: {error}") from error

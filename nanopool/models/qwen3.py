@@ -20,7 +20,7 @@ class Qwen3Attention(nn.Module):
         super().__init__()
         hf, spec = config.hf_config, config.spec
         H, K, d = hf.num_attention_heads, hf.num_key_value_heads, config.head_dim
-        out_bias = getattr(hf, "attention_bias", False)
+        out_bias = spec.qkv_bias is None and getattr(hf, "attention_bias", False)
         qkv_bias = out_bias if spec.qkv_bias is None else spec.qkv_bias
         heads = {"q_proj": H, "k_proj": K, "v_proj": K}
         self.qkv_proj = QKVParallelLinear(hf.hidden_size, heads, d, qkv_bias, tp)

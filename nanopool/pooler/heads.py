@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanopool.batch import pick
-from nanopool.pooler.params import PoolingParams, load_activation
+from nanopool.pooler.params import PoolingParams
 
 RowMap = Callable[[Tensor], Tensor]
 
@@ -49,11 +49,6 @@ class ClassifierHead:
             logits = pick(logits.mT, params.returned_token_ids).mT
         logits = (logits - self.logit_mean) / self.logit_sigma
         return self.activation(logits) if params.use_activation else logits
-
-
-def get_classifier_activation(name: str) -> RowMap:
-    """The activation of a resolved name: "classify", or a class of torch.nn.modules."""
-    return classify_activation if name == "classify" else load_activation(name)
 
 
 def classify_activation(logits: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor
@@ -21,10 +22,13 @@ class CachedQuery:
 def maxsim(queries: list[Tensor], documents: list[Tensor]) -> Tensor:
     """For each query row its best dot product, summed (ColBERT, arXiv 2004.12832).
 
-    Pairs of query rows `[q, E]` and document rows `[n, E]` -> `[pairs]`, float32.
+    Pairs of query rows `[q, E]` and document rows `[n, E]` -> `[pairs]`, float32; -inf where a
+    document has no row.
     """
     pairs = zip(queries, documents, strict=True)
-    return torch.stack([(query @ document.T).amax(-1).sum() for query, document in pairs])
+    return torch.stack(
+        [(q @ d.T).amax(-1).sum() if len(d) else q.new_tensor(-inf) for q, d in pairs]
+    )
 
 
 def select_maxsim(device: torch.device, fused: bool) -> Callable[..., Tensor]:

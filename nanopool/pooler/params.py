@@ -127,12 +127,18 @@ class PoolingParams(CommonParams):
             )
         check_dimensions(self.dimensions, config)
         filled = {n: getattr(pooler, n) for n in allowed - LATE_PARAMS if getattr(self, n) is None}
-        tag = filled.get("step_tag_id", self.step_tag_id)
-        if tag not in (None, config.spec.step_tag_id):
-            check_value("step_tag_id", tag, range(config.hf_config.vocab_size))
-        may_read = reads_prefix_cache(task, config)
-        filled["skip_reading_prefix_cache"] = bool(self.skip_reading_prefix_cache) or not may_read
-        return replace(self, task=task, **filled)
+        may_read = reads_prefix_cache(task, config) and not self.skip_reading_prefix_cache
+        resolved = replace(self, task=task, skip_reading_prefix_cache=not may_read, **filled)
+        check_ids(resolved, config)
+        return resolved
+
+
+def check_ids(params: PoolingParams, config: "ModelConfig") -> None:
+    """Raises ValueError for a step tag that is no token, or a column that is no label."""
+    if params.step_tag_id not in (None, config.spec.step_tag_id):
+        check_value("step_tag_id", params.step_tag_id, range(config.hf_config.vocab_size))
+    for column in params.returned_token_ids or ():
+        check_value("returned_token_ids", column, range(config.num_labels))
 
 
 def check_offered(task: str, config: "ModelConfig") -> None:
@@ -142,8 +148,8 @@ def check_offered(task: str, config: "ModelConfig") -> None:
         raise ValueError(f"task={task!r} needs a pooling model: use LLM(..., runner='pooling')")
     if task not in (*config.spec.tasks, "plugin"):
         raise ValueError(
-            f"Unsupported task {task!r}. Supported tasks: {list(config.spec.tasks)}; "
-            "a decoder offers others with LLM(..., convert='embed') or convert='classify'"
+            f"Unsupported task {task!r}. Supported tasks: {list(config.spec.tasks)}; a decoder "
+            "offers others with convert='embed' or, if it has a trained head, convert='classify'"
         )
 
 
@@ -163,7 +169,7 @@ def check_dimensions(dimensions: int | None, config: "ModelConfig") -> None:
 
 def reads_prefix_cache(task: str, config: "ModelConfig") -> bool:
     """Whether a request may skip rows that an earlier one computed: only LAST needs no others."""
-    is_causal = not config.is_encoder_only
+    is_causal = not config.spec.encoder_only
     return is_causal and task in SEQUENCE_TASKS and config.pooler.seq_pooling_type == "LAST"
 
 

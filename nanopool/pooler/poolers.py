@@ -101,7 +101,8 @@ def mean_chunks(rows: Tensor, chunk_size: int) -> Tensor:
 
     `[n, D]` -> `[ceil(n / chunk_size), D]`.
     """
-    return torch.stack([chunk.float().mean(0) for chunk in rows.split(chunk_size)])
+    size = min(int(chunk_size), len(rows))
+    return torch.stack([chunk.float().mean(0) for chunk in rows.split(size)])
 
 
 class DispatchPooler(Pooler):

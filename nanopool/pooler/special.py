@@ -30,6 +30,9 @@ class SpladePooler(Pooler):
     mode: str
     tasks = ("embed",)
 
+    def get_pooling_updates(self, task: str) -> dict[str, bool]:
+        return {"use_activation": False}  # nothing is normalised, joined pieces neither
+
     def __call__(self, hidden: Tensor, metadata: PoolingMetadata) -> list[Tensor | None]:
         """hidden `[T, D]` -> for each request `[V]`.
 
