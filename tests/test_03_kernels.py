@@ -131,6 +131,11 @@ def test_maxsim_of_ragged_pairs(run, E):
     run(check_maxsim, queries, documents)
 
 
+def test_a_document_without_rows_scores_below_all(run):
+    run(check_maxsim, ragged([2, 3], 32, seed=1), ragged([0, 4], 32, seed=2))
+    assert maxsim([torch.ones(2, 8)], [torch.ones(0, 8)]).item() == float("-inf")
+
+
 def test_maxsim_of_one_query_and_many_documents(run):
     query = ragged([32], 128, seed=1)
     run(check_maxsim, query * 5, ragged([1, 2, 3, 4, 5], 128, seed=2))

@@ -324,6 +324,49 @@ REFUSED = [
         {},
         "MultiVectorMask: keep_only_token_ids=[9]",
     ),
+    (
+        plain(
+            "BertModel",
+            modules(
+                "Pooling", "Normalize", configs=[{}, {"module_input_name": "token_embeddings"}]
+            ),
+        ),
+        {},
+        "2_Normalize/config.json: module_input_name",
+    ),
+    (
+        plain("BertModel", modules("Pooling", "Dense", configs=[{}, {"module_output_name": "a"}])),
+        {},
+        "2_Dense/config.json: module_output_name='a'",
+    ),
+    (
+        plain("BertModel", MEAN, backbone(processing_kwargs={"text": {"max_length": 9}})),
+        {},
+        "sentence_bert_config.json: processing_kwargs: text",
+    ),
+    (plain("BertModel", MEAN, backbone(tokenizer_args={"a": 1})), {}, "tokenizer_args={'a': 1}"),
+    (plain("BertModel", MEAN, backbone(processor_kwargs={"a": 1})), {}, "processor_kwargs"),
+    (plain("BertModel", MEAN, backbone(config_args={"a": 1})), {}, "config_args", "left out"),
+    (plain("BertModel", MEAN, backbone(query_length=8)), {}, "query_length=8", "left out"),
+    (
+        plain(
+            "BertModel",
+            MEAN,
+            backbone(modality_config={"text": {"method_output_name": "pooler_output"}}),
+        ),
+        {},
+        "method_output_name='pooler_output'",
+    ),
+    (
+        plain(
+            "BertModel",
+            modules(),
+            setting(model_type="MultiVectorEncoder", similarity_fn_name="meanmaxsim"),
+        ),
+        {},
+        "similarity_fn_name='meanmaxsim'",
+    ),
+    (plain("BertModel", MEAN, setting(default_prompt_name="q")), {}, "default_prompt_name='q'"),
     (plain("BertModel", MEAN, backbone(**TEMPLATE)), {}, "sentence_bert_config.json", "message"),
     (
         plain(

@@ -49,6 +49,23 @@ def test_draws_follow_the_filtered_probabilities():
     assert (found - warped_probs(LOGITS[:1], params)[0]).abs().max() < 0.03
 
 
+def test_the_smallest_top_p_leaves_the_likeliest_token():
+    params = SamplingParams(top_p=1e-300)
+    assert sample(LOGITS, [params] * 6, [(i,) for i in range(6)]) == LOGITS.argmax(-1).tolist()
+
+
+def test_no_draw_takes_what_the_filters_left_out(monkeypatch):
+    class Least:
+        """A generator whose number is the smallest there is."""
+
+        def random(self, dtype):
+            return dtype(0)
+
+    monkeypatch.setattr("numpy.random.default_rng", lambda seed: Least())
+    logits = torch.tensor([[0.0, 3.0, 2.0]])
+    assert sample(logits, [SamplingParams(top_k=2)], [(0,)]) == [2]
+
+
 def test_temperature_0_takes_the_largest_logit_beside_any_neighbour():
     params = [SamplingParams(temperature=i % 2) for i in range(len(LOGITS))]
     tokens = sample(LOGITS, params, [(i,) for i in range(len(LOGITS))])

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from tiny_tokenizers import BPE_VOCAB, WORD_VOCAB
 
-from nanopool import PoolingParams
+from nanopool import PoolerConfig, PoolingParams
 from nanopool.models.heads import MLMHead
 from nanopool.outputs import PoolingOutput, PoolingRequestOutput, lexical_weights
 
@@ -80,6 +80,15 @@ def test_a_splade_folder_equals_sparse_encoder(checkpoint, strategy, layout):
     folder = checkpoint("sparse_encoder", strategy=strategy, layout=layout)
     expected = SparseEncoder(str(folder), device="cpu").encode(TEXTS).to_dense()
     assert_close(torch.stack(ask_once(folder, TEXTS, "embed")), expected)
+
+
+def test_pieces_of_a_long_text_are_joined_to_their_mean_and_not_normalised(checkpoint):
+    folder, (long,) = checkpoint("bert_mlm"), references.random_prompts(WORD_VOCAB, (12,))
+    pieces = [references.splade(logits) for logits in mlm_logits(folder, [long[:8], long[8:]])]
+    settings = {"max_model_len": 8, "max_num_batched_tokens": 8}
+    settings["pooler_config"] = PoolerConfig(enable_chunked_processing=True)
+    expected = (8 * pieces[0] + 4 * pieces[1]) / 12
+    assert_close(ask_once(folder, [long], "embed", settings), [expected])
 
 
 def test_sum_adds_the_weights_of_all_tokens(checkpoint):

@@ -436,6 +436,12 @@ def test_rerank_sorts_and_keeps_the_order_of_ties(embedder, monkeypatch):
         assert llm.rerank(QUERY, ["text"] * 5, top_n=every) == ranking
 
 
+def test_rerank_puts_what_is_not_a_number_last(embedder, monkeypatch):
+    nan = float("nan")
+    Scores(embedder[0], [0.25, nan, 0.75, nan, 0.5], monkeypatch)
+    assert [i for i, _ in embedder[0].rerank(QUERY, ["text"] * 5)] == [2, 4, 0, 1, 3]
+
+
 def test_rerank_gives_the_scores_of_score(embedder):
     llm, _ = embedder
     expected = scores(llm, QUERY, DOCUMENTS)

@@ -67,6 +67,7 @@ KINDS = {
         "bert_classifier", {"labels": 3}, {}, lambda llm: llm.classify("a dog", **QUIET)
     ),
     "multi-vector": Kind("hf_colbert", {}, {}, pair),
+    "steps": Kind("qwen2_process_reward", SMALL, POOL, lambda llm: llm.reward([IDS], **QUIET)),
     "reward": Kind("qwen2_reward", SMALL, POOL, lambda llm: llm.reward([IDS], **QUIET)),
 }
 
@@ -114,6 +115,38 @@ REQUESTS = {
     "no prompt": ("encoder", lambda m: m.embed(None), "prompts=None"),
     "a number": ("encoder", lambda m: m.embed(3), "prompts=3"),
     "bytes": ("encoder", lambda m: m.embed(b"dog"), "prompt 0 = b'dog'", "a text"),
+    "a mapping": (
+        "encoder",
+        lambda m: m.embed(m.get_tokenizer()("paris")),
+        "prompt 0 = ",
+        "give a text",
+    ),
+    "a byte array": ("encoder", lambda m: m.embed(bytearray(b"dog")), "prompt 0", "give a text"),
+    "a tensor of one id": ("encoder", lambda m: m.embed(torch.tensor(5)), "prompts=tensor(5)"),
+    "special tokens by number": ("encoder", encoding(add_special_tokens=0), "add_special_tokens=0"),
+    "special tokens alone too long": (
+        "encoder",
+        encoding(truncate_prompt_tokens=1),
+        "the limit is 1",
+        "special tokens alone",
+    ),
+    "a template that nothing reads": (
+        "embedder",
+        lambda m: m.score("a", "b", chat_template="{{ messages }}"),
+        "chat_template=",
+        "left out",
+    ),
+    "a column beyond the labels": (
+        "steps",
+        lambda m: m.reward([IDS], pooling_params=PoolingParams(returned_token_ids=[5])),
+        "returned_token_ids=5",
+        "from 0 to 1",
+    ),
+    "a temperature beyond float32": (
+        "generator",
+        lambda m: m.generate("no", SamplingParams(temperature=10**400)),
+        "temperature=",
+    ),
     "a tensor": ("encoder", lambda m: m.embed(torch.tensor(IDS)), "prompt 0 = tensor", "int"),
     "None in a list": ("encoder", lambda m: m.embed(["no", None]), "prompt 1 = None", "a text"),
     "float ids": ("encoder", lambda m: m.embed([[1.0, 2.0]]), "prompt 0 = [1.0", "int token ids"),
