@@ -125,7 +125,7 @@ def run_ranks(fn: Callable[[TensorParallel], T], group: LocalGroup) -> list[T]:
             threading.Thread(target=run, args=(rank,), daemon=True).start()
         for _ in range(group.size):
             ended.get()
-    except KeyboardInterrupt as error:
+    except BaseException as error:
         fail(error)
     while running:  # a thread that starts later finds the error and does nothing
         with suppress(KeyboardInterrupt):
